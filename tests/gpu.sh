@@ -63,7 +63,7 @@ compile() { # a line of `programs`
     # shellcheck disable=SC2086 # words
     log=$(timeout -k 5 600 nvcc -std=c++20 -O2 -arch="${GPU_ARCH:-sm_90}" -Iinclude -Itests $folders \
         -Xlinker --allow-shlib-undefined -Xlinker -s -o "$bin/$program" ${sources//\$torch/$torch} 2>&1) && echo "built: $program" && return
-    printf 'NOT BUILT: %s\n%s\n' "$program" "$(tail -n 20 <<<"$log")"
+    cat <<<"NOT BUILT: $program"$'\n'"$(tail -n 20 <<<"$log")" # in one piece: others print, too
     return 1
 }
 build() {

@@ -82,7 +82,8 @@ TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/mpi", "communicator/gloo
 BELOW = {("communicator/nccl", MEMORY), ("communicator/gloo", "communicator/tcp")}
 OWNED = {
     r"sys/.*|linux/.*|pthread\.h": {
-        "communicator", f"{MEMORY}/board", f"{MEMORY}/process", MEMORY, "communicator/tcp", "communicator/gloo"
+        "communicator", f"{MEMORY}/board", f"{MEMORY}/process", MEMORY, "communicator/tcp", "communicator/gloo",
+        "checkpoint",
     },
     r"cuda.*": {"device/cuda", "optimizer/cuda", "communicator/nccl"},
     r"nccl\.h": {"communicator/nccl"},
@@ -106,20 +107,20 @@ TOP = {
 }
 SYSTEMS_DIFFER = {
     "config.hpp", # compilers, too
-    "communicator/shared_memory/board/futex.hpp", # which config.hpp must not include
-    "communicator/shared_memory/process.hpp", # these are empty where there is no Linux
+    "communicator/shared_memory/board/system.hpp", # which config.hpp must not include
+    "communicator/shared_memory/process.hpp", # these refuse process ranks, or are empty, where there is no Linux
     "communicator/shared_memory/impl/process.ipp",
     "communicator/shared_memory/run_processes.hpp",
     "communicator/shared_memory/impl/run_processes.ipp",
-    "communicator/tcp/communicator.hpp",
-    "communicator/tcp/impl/communicator.ipp",
+    "communicator/tcp/communicator.hpp", # refused there in a sentence, as checkpoints are
+    "checkpoint/checkpoint.hpp",
     "participant/over_shared_memory.hpp",
     "optimizer/detail/update_loop.hpp", # has loops that nvcc cannot compile
 }
 REFUSAL = r"^#if .*\n#error .*\n#endif\n" # of a compiler that an opt-in header cannot have
 # What core.hpp leaves to join.hpp: own communicators, and what plans before anything communicates.
 NOT_FOR_GUARDS = (
-    "reduction/", "communicator/", "data/", "bucket/bucketed_view", "bucket/fixed_assignment",
+    "reduction/", "communicator/", "data/", "bucket/bucketed_view",
     "tensor/flat_parameters", "tensor/variant",
     "detail/kept_range", "participant/over_shared_memory",
 )
@@ -270,7 +271,8 @@ for name, text in headers.items():
         errors.append(f"{name}: starts without the SPDX line and #pragma once")
     if room == "umbrella":
         rest = re.sub(r"(?m)^\s*//.*$|^#pragma once$|^#include <.*>.*$", "", text)
-        rest = rest.replace("#define JOINABLE_SOURCE", "") if name == "src.hpp" else rest
+        if name == "src.hpp":
+            rest = re.sub(r"#define JOINABLE_SOURCE|#if defined\(__linux__\)|#endif", "", rest)
         if rest.strip():
             errors.append(f"R8 {name}: an umbrella includes, and nothing else: {rest.strip().splitlines()[0]}")
         continue

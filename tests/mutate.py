@@ -63,7 +63,38 @@ MUTATIONS = [
         "concept is_column_major = false && requires { requires traits_of<T>::is_column_major; };",
         "tensor/tensor.test.cpp", "*column-major*",
     ),
+    # -- what a guard that is over, or not enabled, still says ---------------------------------------
+    Mutation(
+        "a-refused-round-opens-when-it-is-waited-for-again", "join/detail/session.hpp",
+        "            outcome_.require_alive();\n        }\n        hear_verdict();", "        }\n        hear_verdict();",
+        "join/failure.test.cpp", "a round that was refused*",
+    ),
+    Mutation(
+        "a-guard-forgets-why-its-roll-calls-ended", "join/detail/guard_outcome.hpp",
+        "        failure_ = reason;\n", "",
+        "join/failure.test.cpp", "what ended a guard*",
+    ),
+    Mutation(
+        "rounds-open-in-post-hooks", "join/detail/impl/session.ipp",
+        "if (has_ended_) { // the others", "if (false) { // the others",
+        "join/failure.test.cpp", "a round in a post hook*",
+    ),
+    Mutation(
+        "a-pass-that-is-run-again-is-a-round", "join/detail/local_rounds.hpp",
+        "!is_reduced_ && syncs(*opened_)) {", "false) {",
+        "participant/window.test.cpp", "*a pass that is run again*",
+    ),
+    Mutation(
+        "rounds-without-the-first-participant-are-not-counted", "join/detail/local_rounds.hpp",
+        "|| begins_another(position, notice);", ";",
+        "join/guard.test.cpp", "participants of different rounds*",
+    ),
     # -- windows that a user discards, and who has one model twice ----------------------------------
+    Mutation(
+        "what-was-reduced-stays-announced", "join/detail/impl/session.ipp",
+        "is_round_open && rounds_.announced_window().is_open()", "rounds_.announced_window().is_open()",
+        "participant/window.test.cpp", "after a window was reduced*",
+    ),
     Mutation(
         "windows-are-discarded-in-a-round", "join/joinable.hpp",
         "state_.session_->require_between_rounds();", "",
@@ -190,12 +221,12 @@ MUTATIONS = [
         "join/failure.test.cpp", "what a guard refuses*",
     ),
     Mutation(
-        "a-refused-vote-is-not-told", "join/guard.hpp",
+        "a-refused-vote-is-not-told", "join/detail/guard.hpp",
         "recorded([&] { session_.vote_stop(); });", "session_.vote_stop();",
         "join/failure.test.cpp", "what a guard refuses*",
     ),
     Mutation(
-        "a-refused-look-ahead-is-not-told", "join/guard.hpp",
+        "a-refused-look-ahead-is-not-told", "join/detail/impl/guard.ipp",
         "recorded([&] { session_.look_ahead(notice); });", "session_.look_ahead(notice);",
         "join/failure.test.cpp", "what a guard refuses*",
     ),
@@ -308,6 +339,11 @@ MUTATIONS = [
         "dtypes-are-not-compared", "participant/detail/impl/model_checks.ipp",
         "std::string text = to_text(value);", "std::string text = to_text(value.extents());",
         "participant/data_parallel.test.cpp", "models with another*",
+    ),
+    Mutation(
+        "strides-of-one-element-differ-between-ranks", "participant/detail/impl/model_checks.ipp",
+        "strides[d] = value.extents()[d] == 1 ? 1 : strides[d];", "",
+        "participant/agreement.test.cpp", "each property of a parameter*",
     ),
     Mutation(
         "requires-grad-is-not-compared", "participant/detail/impl/model_checks.ipp",
@@ -460,7 +496,23 @@ MUTATIONS = [
         "communicator/shared_memory/named_processes.test.cpp", "a rank lives on when*",
     ),
     Mutation(
-        "pages-have-4-kib", "communicator/shared_memory/board/impl/group_memory.ipp",
+        "the-curve-is-the-last-sample", "trace/impl/picture.ipp",
+        "here.mean += (event.number() - here.mean) / static_cast<double>(++here.count);",
+        "here.mean = event.number(); ++here.count;",
+        "trace/picture.test.cpp", "a curve below the lanes*",
+    ),
+    Mutation(
+        "samples-that-are-no-numbers-are-drawn", "trace/impl/picture.ipp",
+        "event.kind == TraceKind::sample && std::isfinite(event.number())", "event.kind == TraceKind::sample",
+        "trace/picture.test.cpp", "a curve below the lanes*",
+    ),
+    Mutation(
+        "samples-that-are-no-numbers-are-written", "trace/impl/trace.ipp",
+        "if (std::isfinite(event.number())) {", "if (event.kind == TraceKind::sample) {",
+        "trace/trace.test.cpp", "samples of all ranks reach rank 0*",
+    ),
+    Mutation(
+        "pages-have-4-kib", "communicator/shared_memory/board/system.hpp",
         "static_cast<std::size_t>(sysconf(_SC_PAGESIZE))", "std::size_t{4096}",
         "communicator/shared_memory/large_pages.cpp", "*",
     ),
@@ -818,7 +870,7 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "settings that were changed*",
     ),
     Mutation(
-        "texts-of-turns-name-no-member", "join/detail/hooks.hpp",
+        "texts-of-turns-name-no-member", "join/detail/entrant.hpp",
         "info.verb = J::join_verb;", "",
         "participant/guarded_optimizers.test.cpp", "what is out of turn*",
     ),
@@ -834,18 +886,18 @@ MUTATIONS = [
     ),
     # -- the guard's entry --------------------------------------------------------------------------
     Mutation(
-        "sync-every-is-not-compared", "join/detail/entry.hpp",
+        "sync-every-is-not-compared", "join/detail/impl/entry.ipp",
         'list.add("sync_every", options.sync_every);', "",
         "join/entry.test.cpp", "each option*",
     ),
     Mutation(
-        "weight-is-not-compared", "join/detail/entry.hpp",
+        "weight-is-not-compared", "join/detail/impl/entry.ipp",
         'list.add("weight_per_input", options.weight_per_input ? "a value" : "no value");', "",
         "join/entry.test.cpp", "each option*",
     ),
     Mutation(
-        "post-order-is-not-compared", "join/detail/entry.hpp",
-        'list.add("order of post hooks", std::vector<std::size_t>{positions[Post]...});', "",
+        "post-order-is-not-compared", "join/detail/impl/entry.ipp",
+        'list.add("order of post hooks", post);', "",
         "join/entry.test.cpp", "post hooks*",
     ),
     Mutation(
@@ -877,7 +929,32 @@ MUTATIONS = [
         "if ((held > To{}) != (value > From{})) {",
         "hook/keywords.test.cpp", "a whole number*",
     ),
+    Mutation(
+        "optional-keywords-change-signs", "hook/keywords.hpp",
+        "check_keyword_value<typename held_by<To>::type>(value);", "",
+        "hook/keywords.test.cpp", "an optional number*",
+    ),
+    Mutation(
+        "keywords-become-infinite", "hook/keywords.hpp",
+        "if (is_finite && (value > most", "if (false && (value > most",
+        "hook/keywords.test.cpp", "a number that becomes infinite*",
+    ),
     # -- what is shown of rounds --------------------------------------------------------------------
+    Mutation(
+        "evaluations-are-passes-of-the-next-round", "trace/impl/data_parallel_report.ipp",
+        "if (inner.begin < event.begin) {", "if (false) {",
+        "trace/data_parallel_report.test.cpp", "times are averages*",
+    ),
+    Mutation(
+        "ranges-outlive-stop", "trace/trace_timeline.hpp",
+        "timeline_->is_recording_ &&", "",
+        "trace/trace.test.cpp", "a range that was open*",
+    ),
+    Mutation(
+        "ranges-outlive-start", "trace/trace_timeline.hpp",
+        "timeline_->starts_ == start_", "true",
+        "trace/trace.test.cpp", "a range that was open*",
+    ),
     Mutation(
         "waits-of-joined-ranks-are-not-shown", "participant/data_parallel.hpp",
         "detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);", "",
@@ -928,7 +1005,7 @@ MUTATIONS = [
     ),
     # -- rounds -------------------------------------------------------------------------------------
     Mutation(
-        "texts-of-ranges-are-lost", "join/guard.hpp",
+        "texts-of-ranges-are-lost", "join/detail/guard.hpp",
         "return session_.recorded(f);", "return f();",
         "join/guarded_range.test.cpp", "what a range throws*",
     ),
@@ -963,18 +1040,14 @@ MUTATIONS = [
         "join/failure.test.cpp", "a participant that takes no part*",
     ),
     Mutation(
-        "end-hooks-among-post-hooks", "join/detail/hooks.hpp",
-        "auto const run = [&](auto& hook) {\n            if constexpr (has_post_hook_of_result<",
-        "auto const run = [&](auto& hook) {\n"
-        "            if constexpr (has_end_hook<std::remove_reference_t<decltype(hook)>>) {\n"
-        "                hook.end_hook();\n"
-        "            }\n"
-        "            if constexpr (has_post_hook_of_result<",
+        "end-hooks-among-post-hooks", "join/detail/guard.hpp",
+        "entrants_[place]->run_post_hook(result, is_last_joiner);",
+        "entrants_[place]->run_end_hook();\n            entrants_[place]->run_post_hook(result, is_last_joiner);",
         "join/guard.test.cpp", "end hooks*",
     ),
     Mutation(
-        "no-end-hooks", "join/detail/hooks.hpp",
-        "(end(hook<Is>()), ...);", "static_cast<void>(end);",
+        "no-end-hooks", "join/detail/guard.hpp",
+        "            entrants_[place]->run_end_hook();", "            static_cast<void>(place);",
         "join/guard.test.cpp", "end hooks*",
     ),
     Mutation(
@@ -1045,7 +1118,7 @@ MUTATIONS = [
         "participant/accumulation.test.cpp", "once a bucket is on its way*",
     ),
     Mutation(
-        "guards-end-well-without-a-participant", "join/guard.hpp",
+        "guards-end-well-without-a-participant", "join/detail/impl/guard.ipp",
         "session_.require_told();", "",
         "participant/without_pass.test.cpp", "a model that is destroyed before its guard*",
     ),
@@ -1085,6 +1158,73 @@ MUTATIONS = [
         "peers-hear-of-a-batch-that-was-skipped", "participant/gradient_participant.hpp",
         "detail::forget_failure(*this); // the failure of the batch: peers need not learn of it", "",
         "participant/accumulation.test.cpp", "peers are not told of a batch*",
+    ),
+    # -- gradients that are summed where they lie ----------------------------------------------------
+    Mutation(
+        "gradients-of-threads-are-copied", "bucket/impl/gradients.ipp",
+        "if (are_buckets_in_reach) {", "if (false) {",
+        "bucket/in_place.test.cpp", "*never copied*",
+    ),
+    Mutation(
+        "buckets-out-of-reach-are-in-a-list", "bucket/impl/gradients.ipp",
+        "if (are_buckets_in_reach) {", "if (true) {",
+        "bucket/in_place.test.cpp", "*out of reach*",
+    ),
+    Mutation(
+        "gradients-with-gaps-are-summed-in-place", "bucket/impl/gradients.ipp",
+        "gradient.strides() == place.strides() &&",
+        "true &&",
+        "bucket/in_place.test.cpp", "*gaps*",
+    ),
+    Mutation(
+        "gradients-that-move-are-not-named", "bucket/impl/gradients.ipp",
+        "if (in_place_[i] != nullptr && (!gradient || gradient.data() != in_place_[i])) {",
+        "if (in_place_[i] != nullptr && !gradient) {",
+        "bucket/in_place.test.cpp", "*other memory*",
+    ),
+    Mutation(
+        "gradients-that-share-memory-are-averaged-twice", "bucket/impl/gradients.ipp",
+        "if (has_moved_) {", "if (false) {",
+        "bucket/in_place.test.cpp", "*share memory*",
+    ),
+    Mutation(
+        "reductions-of-users-get-empty-buckets", "bucket/reducer.hpp",
+        "std::same_as<Reduction, AllReduce> && detail::has_sum_of_pieces<Comm>;",
+        "std::derived_from<Reduction, AllReduce> && detail::has_sum_of_pieces<Comm>;",
+        "bucket/in_place.test.cpp", "*derived from AllReduce*",
+    ),
+    Mutation(
+        "a-pass-that-throws-leaves-its-gradients-to-others", "participant/gradient_participant.hpp",
+        "reducer_->take_gradients_back([this] { detail::fail_at_once(*this); });", "",
+        "bucket/in_place.test.cpp", "*when a pass has thrown*",
+    ),
+    Mutation(
+        "a-guard-that-a-pass-has-ended-ends-silently", "join/detail/impl/guard.ipp",
+        "} else if (!unwinding_.has_begun()) {", "} else if (has_lost && !unwinding_.has_begun()) {",
+        "bucket/in_place.test.cpp", "*a guard that a pass has ended*",
+    ),
+    Mutation(
+        "gradients-get-memory-that-another-one-had", "bucket/impl/gradients.ipp",
+        "packed_[i] = is_packed_[i] ? packed_[i] : nullptr;", "",
+        "bucket/in_place.test.cpp", "*share memory*",
+    ),
+    Mutation(
+        "pieces-end-where-this-rank-ends-its-own", "communicator/shared_memory/engine/impl/exchange.ipp",
+        "end = (std::min)(end, pieces.at(begin * element).end / element);",
+        "return (std::min)(end, pieces.at(begin * element).end / element);",
+        "communicator/shared_memory/pieces.test.cpp", "*however each rank*",
+    ),
+    Mutation(
+        "other-processes-get-a-list-on-the-heap", "communicator/shared_memory/engine/impl/lent_memory.ipp",
+        "{list, bytes, {list, list}, {}, {}, pieces.number};",
+        "{list, bytes, {pieces.list, pieces.list}, {}, {}, 0};",
+        "communicator/shared_memory/pieces.test.cpp", "*however each rank*",
+    ),
+    Mutation(
+        "slices-are-of-the-first-piece", "communicator/shared_memory/engine/slices.hpp",
+        "OwnPlace const place{is_in_pieces ? -1 : rank, in,",
+        "OwnPlace const place{rank, in,",
+        "communicator/shared_memory/pieces.test.cpp", "*slice by slice*",
     ),
     Mutation(
         "buckets-leave-before-a-gradient-is-ready", "bucket/reducer.hpp",
@@ -1151,8 +1291,23 @@ MUTATIONS = [
     ),
     Mutation(
         "test-without-deadline", "communicator/shared_memory/engine/impl/endpoint.ipp",
-        "return arrival_of(sequence) == Arrival::waiting &&", "return false &&",
+        "return has_polled_too_long([&] { return board_.missing(sequence); }, \"arrive\") &&", "return false &&",
         "communicator/shared_memory/polling.test.cpp", "a loop of tests beside a rank*",
+    ),
+    Mutation(
+        "slices-are-tested-for-ever", "communicator/shared_memory/engine/impl/endpoint.ipp",
+        "return has_polled_too_long(holding_up, \"copy a slice\") && progress(sequence);", "return false;",
+        "communicator/shared_memory/engine/slices.test.cpp", "a rank that does not come for its slices*",
+    ),
+    Mutation(
+        "chunks-are-tested-for-ever", "communicator/shared_memory/engine/impl/endpoint.ipp",
+        "    give_up_on_computing(sequence);\n    return progress(sequence);\n", "    return false;\n",
+        "communicator/shared_memory/process.test.cpp", "a rank that is stopped within a collective*",
+    ),
+    Mutation(
+        "a-copy-is-tested-for-ever", "communicator/shared_memory/group/impl/group_rank.ipp",
+        "    if (message.polled.reaches(this->deadline())) {\n", "    if (false) {\n",
+        "communicator/shared_memory/group/process_group.test.cpp", "a rank that is stopped while it copies*",
     ),
     Mutation(
         "a-gap-between-tests-counts-in-full", "communicator/detail/deadline.hpp",
@@ -1186,8 +1341,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-message-is-tested-for-ever", "communicator/shared_memory/group/impl/group_rank.ipp",
-        "return progress(message) || (has_polled_too_long() && progress(message));",
-        "return progress(message);",
+        "return has_polled_too_long() && progress(message);", "return false;",
         "communicator/shared_memory/polling.test.cpp", "a loop of tests of a message*",
     ),
     Mutation(
@@ -1259,7 +1413,7 @@ MUTATIONS = [
     ),
     Mutation(
         "arenas-are-used-while-a-late-message-comes", "communicator/shared_memory/group/impl/group_rank.ipp",
-        "if (!message.is_send) {\n                    storage_", "if (false) {\n                    storage_",
+        "    if (!message.is_send) {\n        storage_", "    if (false) {\n        storage_",
         "communicator/shared_memory/engine/slices.test.cpp", "a rank that goes on after*",
     ),
     Mutation(
@@ -1636,6 +1790,11 @@ MUTATIONS = [
         "checkpoint/detail/file.test.cpp", "a rank says that it is alive each 8 MiB*",
     ),
     Mutation(
+        "a-limit-of-file-sizes-kills-a-rank-that-writes", "checkpoint/detail/file.hpp",
+        "at + bytes > limit.rlim_cur", "false",
+        "checkpoint/faults.test.cpp", "a rank without room*",
+    ),
+    Mutation(
         "folders-must-sync", "checkpoint/detail/file.hpp",
         "sync_by(::fsync, EINVAL);", "sync_by(::fsync);",
         "checkpoint/detail/file.test.cpp", "a folder that cannot be synced*",
@@ -1702,8 +1861,13 @@ MUTATIONS = [
     ),
     Mutation(
         "shared-objects-may-have-addresses", "participant/sharded/zero_options.hpp",
-        "!detail::has_address<T>(),", "true,",
+        "!detail::has_address<std::remove_all_extents_t<T>>(),", "true,",
         "../fail/shared_object_with_reference.cpp", "*",
+    ),
+    Mutation(
+        "a-copy-of-a-shared-object-refers-to-it", "participant/sharded/zero_options.hpp",
+        "requires(!std::is_same_v<T, SharedObject>)", "requires(true)",
+        "participant/zero_redundancy_optimizer.test.cpp", "a copy of a shared object*",
     ),
     Mutation(
         "names-of-states-dangle", "optimizer/update_rule.hpp",
@@ -1921,6 +2085,21 @@ MUTATIONS = [
         "communicator/hierarchical/collectives.test.cpp", "every sum of floats*",
     ),
     Mutation(
+        "a-scatter-writes-to-its-input", "communicator/hierarchical/detail/level_plan.hpp",
+        "if (has_root() && machines_.count() > 1) {", "if (false) {",
+        "communicator/hierarchical/collectives.test.cpp", "a scatter only reads*",
+    ),
+    Mutation(
+        "ranks-of-nccl-are-on-one-machine", "communicator/nccl/detail/control.hpp",
+        "if (comm.is_aborted()) {", "if (true) {",
+        "communicator/nccl/failure.test.cpp", "ranks on several machines*",
+    ),
+    Mutation(
+        "a-forked-process-joins-a-thread-that-it-lacks", "communicator/progress_thread.hpp",
+        "if (!home_.is_here()) {", "if (false) {",
+        "communicator/shared_memory/progress_thread.test.cpp", "a process that is forked*",
+    ),
+    Mutation(
         "a-leader-sums-in-its-own-buffer", "communicator/hierarchical/detail/level_plan.hpp",
         "at_leader(in_.count, has_root() ? out_ : Buffer{})",
         "at_leader(in_.count, {const_cast<void*>(in_.data), in_.count, in_.dtype})",
@@ -1948,9 +2127,76 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "a value whose elements*",
     ),
     Mutation(
+        "masters-of-another-order-are-read", "participant/sharded/optimizer.hpp",
+        "            } else {\n                detail::check_layouts(group);\n", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "masters are not read*",
+    ),
+    Mutation(
+        "state-of-another-order-is-loaded", "participant/sharded/detail/state_exchange.hpp",
+        "check_layouts(group); // state comes in the order of values", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "a value whose elements*",
+    ),
+    Mutation(
+        "a-checkpoint-is-read-in-another-order", "checkpoint/checkpoint.hpp",
+        "detail::check_layouts(group);", "",
+        "checkpoint/checkpoint.test.cpp", "a checkpoint is not read while*",
+    ),
+    Mutation(
+        "buckets-are-cut-by-what-values-are-now", "bucket/impl/bucket.ipp",
+        "values.push_back(like[i]);", "values.push_back(parameters[i].value());",
+        "bucket/rebuild.test.cpp", "buckets are cut anew with the strides*",
+    ),
+    Mutation(
+        "an-optional-counts-as-a-pointer", "tensor/detail/handle_list.hpp",
+        "} else if constexpr (holds_object<item_of<Range>>) {", "} else if constexpr (false) {",
+        "tensor/tensor_list.test.cpp", "an optional holds its tensor*",
+    ),
+    Mutation(
+        "a-variant-reduces-by-any-operation", "tensor/variant.hpp",
+        "detail::traits_of<T>::check_reduction(tensor, op);\n", "static_cast<void>(tensor);\n",
+        "participant/several_types.test.cpp", "what the traits of a tensor check*",
+    ),
+    Mutation(
+        "a-lost-average-is-forgotten", "bucket/reducer.hpp",
+        "has_lost_average_ = true; ", "",
+        "bucket/reducer.test.cpp", "an iteration whose averages*",
+    ),
+    Mutation(
+        "gradients-without-memory-are-read", "bucket/impl/cleared.ipp",
+        "check_gradient(parameters, i, gradient);", "",
+        "participant/window.test.cpp", "gradients whose memory was freed*",
+    ),
+    Mutation(
+        "a-pass-that-is-over-ends-again", "participant/gradient_participant.hpp",
+        "if (stage_ == Stage::backward) {\n                    model_collectives_.end(round_);",
+        "{\n                    model_collectives_.end(round_);",
+        "participant/shadowed.test.cpp", "a pass that is ended twice*",
+    ),
+    Mutation(
+        "buffers-that-cannot-be-written-are-sent", "tensor/impl/tensor_list.ipp",
+        "        require_writable(views_.size(), view);\n", "",
+        "participant/module_state.test.cpp", "tensors that receivers could not*",
+    ),
+    Mutation(
         "strides-of-one-element-are-compared", "tensor/any_view.hpp",
         "a.extents()[d] != 1 && ", "",
         "participant/zero_redundancy_optimizer.test.cpp", "strides of a dimension*",
+    ),
+    Mutation(
+        "strides-of-one-element-of-a-gradient-are-compared", "optimizer/shard.hpp",
+        "return is_dense(value) && has_same_steps(value, other);",
+        "return is_dense(value) && other.strides() == value.strides();",
+        "participant/zero_redundancy_optimizer.test.cpp", "a gradient is laid out*",
+    ),
+    Mutation(
+        "values-are-loaded-in-any-order", "participant/sharded/detail/impl/value_store.ipp",
+        "check_layout(whole_, i, parts_[i].value);", "",
+        "participant/sharded_parameters.test.cpp", "values that are loaded in another*",
+    ),
+    Mutation(
+        "use-all-that-is-refused-keeps-memory", "participant/sharded/data_parallel.hpp",
+        "units->free_reserve();", "",
+        "participant/sharded_parameters.test.cpp", "use_all() that is refused*",
     ),
     Mutation(
         "sgd-takes-any-dampening", "optimizer/rules.hpp",
@@ -1961,6 +2207,11 @@ MUTATIONS = [
         "an-optional-that-is-empty-is-none", "agreement/agreement_list.hpp",
         'return is_optional<typename V::value_type> ? "a value (" + text + ")" : text;', "return text;",
         "agreement/agreement_list.test.cpp", "other values*",
+    ),
+    Mutation(
+        "consolidating-frees-state-before-ranks-agree", "participant/sharded/detail/state_exchange.hpp",
+        "check_before_save(groups, rules);\n", "check_before_save(groups, rules);\n            gathered_.reset();\n",
+        "participant/zero_redundancy_optimizer.test.cpp", "where consolidate() is refused*",
     ),
     Mutation(
         "consolidating-takes-any-rank", "participant/sharded/detail/state_exchange.hpp",
@@ -2039,7 +2290,7 @@ MUTATIONS = [
         "participant/window.test.cpp", "evaluations that open an epoch*",
     ),
     Mutation(
-        "participants-with-other-windows", "join/detail/impl/attachments.ipp",
+        "participants-with-other-windows", "join/detail/impl/entry.ipp",
         "if (!window.holds_the_same(common)) {", "if (false) {",
         "participant/window.test.cpp", "participants of a guard that hold*",
     ),
@@ -2222,7 +2473,7 @@ MUTATIONS = [
     ),
     Mutation(
         "steps-in-disabled-guards-open-rounds", "join/detail/local_rounds.hpp",
-        "bool const opens = !opened_ || (!loop_opens_rounds_ && position < next_position_);",
+        "bool const opens = !opened_ || (!loop_opens_rounds_ && is_next);",
         "bool const opens = !loop_opens_rounds_;",
         "participant/window.test.cpp", "a step hears of the window*",
     ),
@@ -2247,23 +2498,23 @@ MUTATIONS = [
         "participant/window.test.cpp", "a model runs no pass*",
     ),
     Mutation(
-        "zeros-of-one-model-are-cleared", "join/detail/entry.hpp",
+        "zeros-of-one-model-are-cleared", "join/detail/impl/entry.ipp",
         "if (is_zeros && !has_numbers) {", "if (is_zeros) {",
         "participant/window.test.cpp", "zeros of one model*",
     ),
     Mutation(
-        "zeros-of-one-model-are-looked-at-again", "join/detail/entry.hpp",
+        "zeros-of-one-model-are-looked-at-again", "join/detail/impl/entry.ipp",
         ".begin_guard(is_zeros);", ".begin_guard(false);",
         "participant/window.test.cpp", "zeros of one model*",
     ),
     Mutation(
-        "hooks-of-those-that-live-are-lost", "join/guard.hpp",
-        "hooks_->are_lost[i] = !attachments_[i].is_attached();", "hooks_->are_lost[i] = true;",
+        "hooks-of-those-that-live-are-lost", "join/detail/impl/guard.ipp",
+        "entrant->has_hook && entrant->attachment.is_attached();", "false;",
         "participant/without_pass.test.cpp", "a model that outlives*",
     ),
     Mutation(
-        "hooks-of-destroyed-participants-run-their-destructors", "join/guard.hpp",
-        "hooks_->are_lost[i] = !attachments_[i].is_attached();", "",
+        "hooks-of-destroyed-participants-run-their-destructors", "join/detail/impl/guard.ipp",
+        "entrant->has_hook && entrant->attachment.is_attached();", "true;",
         "join/failure.test.cpp", "the hook of a participant*",
     ),
     Mutation(
@@ -2292,8 +2543,8 @@ MUTATIONS = [
         "participant/verify_replicas.test.cpp", "a joined rank's values*",
     ),
     Mutation(
-        "stepped-joined-ranks-say-nothing", "join/detail/hooks.hpp",
-        "info.steps = steps_parameters<J>;", "info.steps = has_label<labels::shards, J>;",
+        "stepped-joined-ranks-say-nothing", "join/detail/entrant.hpp",
+        "info.steps = std::is_same_v<Label, labels::step> || ", "info.steps = ",
         "participant/verify_replicas.test.cpp", "a joined rank's values*",
     ),
     Mutation(

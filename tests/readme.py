@@ -20,8 +20,9 @@
 
 A block that ends with "// Output:" prints the lines behind it, one with "// Throws: E" ends by that
 exception, and no other one throws. None takes a minute, and each runs in an empty folder. A block with a Checkpoint
-is skipped where nlohmann_json is not found. Declarations are those of README.md and of the page. README.md has its first code
-before line 25 and at most 150 lines.
+is skipped where nlohmann_json is not found. Declarations are those of README.md and of the page. The pages of the guide
+are one program, because headers take most of its compile time, and so are those that --page names. README.md has its first
+code before line 25 and at most 150 lines.
 """
 import argparse
 import pathlib
@@ -32,7 +33,8 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "examples/README.md", "examples/reference.md"]
+GUIDE = ["examples/README.md", *sorted(f"examples/guide/{path.name}" for path in ROOT.glob("examples/guide/*.md"))]
+PAGES = ["README.md", *GUIDE, "examples/reference.md"]
 # What headers of the library need, of libraries that may be missing.
 NEEDED = {
     "joinable/checkpoint.hpp": "nlohmann/json_fwd.hpp", "joinable/gloo.hpp": "gloo/config.h",
@@ -161,7 +163,7 @@ def has_header(options, name):
 
 
 def check_fragments(blocks, options, work):
-    """One program of a page's fragments."""
+    """One program of the fragments of a page, or of the guide."""
     fragments = [block for block in blocks if block.is_fragment()]
     json = NEEDED["joinable/checkpoint.hpp"]
     if any("joinable::Checkpoint" in block.text for block in fragments) and not has_header(options, json):
@@ -185,6 +187,14 @@ def check_fragments(blocks, options, work):
         f"-I{options.include}", f"-I{ROOT / 'tests'}", "-pthread", work / "fragments.cpp", *once, "-o", work / "fragments",
     )
     return [e for block in fragments for e in check(block, work / "fragments", block.name)]
+
+
+def programs(pages):
+    """The blocks of each program of fragments."""
+    found = {}
+    for page, blocks in pages.items():
+        found.setdefault(GUIDE[0] if page in GUIDE else page, []).extend(blocks)
+    return found.values()
 
 
 def check_sources(blocks, options, work):
@@ -277,8 +287,9 @@ errors = (check_shape(pages["README.md"]) if "README.md" in pages else []) + che
 tested = ("cmake", "cpp", "cuda", "sh")
 errors += [f"{b.place}: the language is none that is tested" for b in every if b.language not in tested]
 check_cuda(every, options, options.work)
-for page, blocks in pages.items():
+for blocks in programs(pages):
     errors += check_fragments(blocks, options, options.work)
+for page, blocks in pages.items():
     check_sources(blocks, options, options.work)
     errors += check_program(page, blocks, options, options.work)
 for error in errors:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
-"""Prints the lines of communicator/nccl and device/cuda that no test over the doubles reaches.
+"""Prints the lines of communicator/nccl and device/cuda that no test over the fakes reaches.
 
   python3 tests/unreached.py [--build FOLDER]
 
 Builds the suites of these rooms by g++ for gcov, runs them and adds up what all of them reached. The
-page of NCCL's double lists the lines that cannot be reached, with their reasons: any other one fails.
+page of NCCL's fake lists the lines that cannot be reached, with their reasons: any other one fails.
 """
 import argparse
 import json

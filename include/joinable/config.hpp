@@ -16,7 +16,7 @@
 #include <cstdint>
 
 #define JOINABLE_VERSION_MAJOR 0
-#define JOINABLE_VERSION_MINOR 1
+#define JOINABLE_VERSION_MINOR 2
 #define JOINABLE_VERSION_PATCH 0
 
 namespace joinable { inline namespace v0 {

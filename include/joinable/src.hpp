@@ -7,6 +7,8 @@
 /// has such a file.
 #define JOINABLE_SOURCE
 #include <joinable/join.hpp>
+#if defined(__linux__)
 #include <joinable/tcp.hpp>
+#endif
 #include <joinable/trace.hpp>
 #include <joinable/zero.hpp>

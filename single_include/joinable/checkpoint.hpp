@@ -25,6 +25,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <sys/resource.h>
 #include <system_error>
 #include <type_traits>
 #include <unistd.h>
@@ -68,12 +69,7 @@ inline void agree_alike(
 template <class F>
 void on_all_ranks(ControlCommunicator& control, F const& work) {
     AgreementList list;
-    std::exception_ptr error;
-    try {
-        work(list);
-    } catch (...) {
-        error = std::current_exception();
-    }
+    std::exception_ptr const error = exception_of([&] { work(list); });
     agree_alike(control, list, error);
 }
 
@@ -124,6 +120,11 @@ public:
     }
 
     void write(void const* from, std::size_t bytes, std::uint64_t at) const {
+        ::rlimit limit{};
+        if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes != 0 && at + bytes > limit.rlim_cur) {
+            errno = EFBIG; // the system would kill the process by SIGXFSZ
+            fail_at("write", path_);
+        }
         transfer("write", ::pwrite, static_cast<std::byte const*>(from), bytes, at);
     }
     void read(void* to, std::size_t bytes, std::uint64_t at) const {
@@ -1401,6 +1402,10 @@ private:
 
 // ---- joinable/checkpoint/checkpoint.hpp
 
+#if !defined(__linux__)
+#error "<joinable/checkpoint.hpp> needs the files of Linux; elsewhere save zero.state()"
+#endif
+
 namespace joinable { inline namespace v0 {
 
 /// Options of a Checkpoint. The same on every rank.
@@ -1431,7 +1436,7 @@ struct CheckpointOptions {
 /// under "NAME/master". The settings of a rule are stored as texts under the labels of its
 /// agree_on(), which it needs; what that leaves out is not in the file. All ranks must see one file system. The new file is written beside the old
 /// one as "FILE.part" and replaces it when it is complete and on the disk, so killing the training
-/// at any time leaves a complete file. What is in the memory of a device goes through the host's,
+/// at any time leaves a complete file. Memory of a device goes through the host's,
 /// one tensor at a time, while the host waits. Only one training may write a file at a time. The caller
 /// saves ZeroOptions::shared, buffers and the position in the inputs.
 template <class Comm, class Rule>
@@ -1484,8 +1489,9 @@ public:
 
     /// Collective, outside a guard. Reads the file: values, state, settings and rounds(). On the
     /// first two errors all ranks throw as in write().
-    /// @throws ContractViolation  in a guard, or the file is not a complete checkpoint of this
-    ///         model and rule: the text names the first tensor that differs; nothing was changed.
+    /// @throws ContractViolation  in a guard, the file is not a complete checkpoint of this model and rule: the text
+    ///         names the first tensor that differs; or the elements of a value come in another order than when it was
+    ///         given. Nothing was changed.
     /// @throws CommunicationError  a rank cannot read; what was read so far is kept.
     /// @throws what the communicator throws.
     void read() { read(file_); }
@@ -1667,6 +1673,9 @@ private:
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         detail::on_all_ranks(control, [&](AgreementList& list) {
             wait_for_work();
+            for (detail::ShardGroup const& group : zero_.groups()) {
+                detail::check_layouts(group); // the state comes in the order of values
+            }
             file.emplace(name, detail::File::Access::read);
             std::string const text = read_header(name, *file);
             list.add("hash of the header of the checkpoint", detail::Hash{}.add(text).value());

@@ -131,6 +131,11 @@ by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lack
     case Collective::broadcast: return run(comm.broadcast(in_place, signature.root));
     case Collective::all_reduce: return run(comm.all_reduce(in_place, signature.op));
     case Collective::scaled_all_reduce:
+        if constexpr (has_sum_of_pieces<Comm>) {
+            if (request.pieces.number != 0) {
+                return run(comm.sum_pieces(request.pieces, signature.factor));
+            }
+        }
         if constexpr (has_scaled_all_reduce<Comm>) {
             return run(comm.all_reduce(in_place, signature.op, signature.factor));
         }
@@ -637,6 +642,7 @@ public:
     [[nodiscard]] virtual AnyWork receive(Buffer buffer, int from, int tag) = 0;
     [[nodiscard]] virtual std::unique_ptr<AnyInterface> split(int color, int key) = 0;
     [[nodiscard]] virtual bool can_split() const = 0;
+    [[nodiscard]] virtual bool is_in_reach(ConstBuffer buffer) const noexcept = 0;
     virtual void abort(AbortReason const& reason) = 0;
     [[nodiscard]] virtual bool is_aborted() const = 0;
     [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
@@ -722,6 +728,13 @@ public:
         }
     }
     [[nodiscard]] bool can_split() const override { return has_split<Comm> || comm_.size() == 1; }
+    [[nodiscard]] bool is_in_reach([[maybe_unused]] ConstBuffer buffer) const noexcept override {
+        if constexpr (has_sum_of_pieces<Comm>) {
+            return comm_.is_in_reach(buffer);
+        } else {
+            return false;
+        }
+    }
     void abort(AbortReason const& reason) override { comm_.abort(reason); }
     [[nodiscard]] bool is_aborted() const override { return comm_.is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
@@ -910,6 +923,13 @@ public:
     }
     /// For participants that train a model.
     [[nodiscard]] detail::ModelTable* model_table() { return comm_->model_table(); }
+    /// For reducers: see detail::has_sum_of_pieces.
+    [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
+        return comm_->is_in_reach(buffer);
+    }
+    AnyWork sum_pieces(detail::BufferPieces const& buffer, double factor) {
+        return post(this->requests().sum_pieces(buffer, factor));
+    }
     /// For guards.
     [[nodiscard]] void const* identity() const noexcept { return comm_->identity(); }
 
@@ -1318,7 +1338,10 @@ private:
     void scatter() {
         Buffer const given{const_cast<void*>(in_.data), in_.count, in_.dtype}; // only read from
         Buffer const all = at_leader(has_root_here() ? sum_of(parts_) : own_parts(), given);
-        Buffer const part = has_root_here() ? part_of(all) : all;
+        Buffer part = has_root_here() ? part_of(all) : all;
+        if (has_root() && machines_.count() > 1) { // a level may write there, even what it holds
+            part = at_leader(own_parts());
+        }
         if (has_root_here() && local_root() != 0) {
             LevelStep step = at_one(Collective::gather, local_root(), sum_of(parts_));
             step.in = has_root() ? in_ : none();

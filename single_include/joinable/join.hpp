@@ -53,7 +53,7 @@
 #endif
 
 #define JOINABLE_VERSION_MAJOR 0
-#define JOINABLE_VERSION_MINOR 1
+#define JOINABLE_VERSION_MINOR 2
 #define JOINABLE_VERSION_PATCH 0
 
 namespace joinable { inline namespace v0 {
@@ -1859,6 +1859,8 @@ private:
 };
 
 bool is_overlapping(Shape const& extents, Shape const& strides);
+/// What an error text says of such a view, after its name: it cannot be `done_and_remedy`.
+[[nodiscard]] std::string text_of_overlap(AnyView const& view, std::string_view done_and_remedy);
 
 bool share_memory(AnyView const& a, AnyView const& b);
 
@@ -2057,6 +2059,18 @@ JOINABLE_DEFINITION bool is_overlapping(Shape const& extents, Shape const& strid
         total += strides[d] * (extents[d] - 1);
     }
     return sums.has(total, 2);
+}
+
+JOINABLE_DEFINITION std::string
+text_of_overlap(AnyView const& view, std::string_view done_and_remedy) {
+    return concat(
+        " has elements that share memory (extents ",
+        to_text(view.extents()),
+        ", strides ",
+        to_text(view.strides()),
+        "), so it cannot be ",
+        done_and_remedy
+    );
 }
 
 JOINABLE_DEFINITION AddressRange AddressRange::of(AnyView const& view, std::size_t index) {
@@ -3480,6 +3494,10 @@ concept pointer_to_taken = requires(T& pointer) {
     requires Handle::template takes<std::remove_reference_t<decltype(*pointer)>>;
 };
 
+/// One that holds the object itself, as std::optional does: the object ends with it.
+template <class T>
+concept holds_object = std::is_rvalue_reference_v<decltype(*std::declval<T>())>;
+
 template <class Range, class Handle>
 concept list_of = std::derived_from<std::remove_cvref_t<Range>, HandleList<Handle>>;
 
@@ -3492,6 +3510,13 @@ concept range_of_taken =
 template <class Range, class Handle>
 concept has_items_for = list_of<Range, Handle> || range_of_taken<Range, Handle> ||
                         Handle::template takes<std::remove_reference_t<Range>>;
+
+/// Whether the objects in a range outlive the call that it is given to. `IsShared`: copies are as good.
+template <class Range, bool IsShared>
+inline constexpr bool items_stay =
+    std::is_lvalue_reference_v<decltype(*std::begin(std::declval<Range&>()))> &&
+    (std::is_lvalue_reference_v<Range> ||
+     (std::ranges::enable_borrowed_range<std::remove_cv_t<Range>> && !IsShared));
 
 /// Appends a handle to `object`, or to a copy of it if the object is temporary.
 template <bool Stays, class Handle, class T>
@@ -3524,12 +3549,19 @@ void append(HandleList<Handle>& list, Range&& range) {
     } else if constexpr (!range_of_taken<Range, Handle>) {
         append_object<std::is_lvalue_reference_v<Range>>(list, range);
     } else if constexpr (Handle::template takes<item_of<Range>>) {
-        constexpr bool is_view = std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>;
         constexpr bool is_shared = Handle::template shares_storage<item_of<Range>>;
-        constexpr bool items_stay = std::is_lvalue_reference_v<decltype(*std::begin(range))> &&
-                                    (std::is_lvalue_reference_v<Range> || (is_view && !is_shared));
         for (auto&& item : range) {
-            append_object<items_stay>(list, item);
+            append_object<items_stay<Range, is_shared>>(list, item);
+        }
+    } else if constexpr (holds_object<item_of<Range>>) {
+        using Object = std::remove_reference_t<decltype(*std::declval<item_of<Range>&>())>;
+        constexpr bool is_shared = Handle::template shares_storage<Object>;
+        for (auto&& holder : range) {
+            if (holder) {
+                append_object<items_stay<Range, is_shared>>(list, *holder);
+            } else {
+                list.push_back(Handle::of_null(list.size()));
+            }
         }
     } else {
         using Pointer = std::remove_const_t<item_of<Range>>;
@@ -3844,14 +3876,14 @@ namespace detail {
 class FixedTensors {
 public:
     /// Local. Errors call each tensor `what`.
-    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer) or is not on
-    ///                            `device`.
+    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer), is not on `device`, or
+    ///                            its elements share memory, so that ranks that receive it could not write it.
     FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {});
 
     /// Views of the tensors at their current addresses. Local; valid until the next call; does not
     /// allocate.
-    /// @throws ContractViolation  the extents, dtype or device of a tensor have changed, or it has
-    ///                            no memory.
+    /// @throws ContractViolation  the extents, dtype or device of a tensor have changed, it has no memory, or
+    ///                            its elements share memory.
     std::vector<AnyView> const& views();
 
     /// Appends the tensors of another object. Local.
@@ -3859,6 +3891,7 @@ public:
 
 private:
     [[noreturn]] void refuse(std::size_t i, std::string const& why) const;
+    void require_writable(std::size_t i, AnyView const& view) const;
 
     TensorList tensors_;
     std::string_view what_;
@@ -3928,7 +3961,14 @@ FixedTensors::FixedTensors(TensorList tensors, std::string_view what, DeviceId d
                     : " has elements at a null pointer; give it memory"
             );
         }
+        require_writable(views_.size(), view);
         views_.push_back(view);
+    }
+}
+
+JOINABLE_DEFINITION void FixedTensors::require_writable(std::size_t i, AnyView const& view) const {
+    if (is_overlapping(view.extents(), view.strides())) {
+        refuse(i, text_of_overlap(view, "written; give a contiguous copy"));
     }
 }
 
@@ -3942,6 +3982,9 @@ JOINABLE_DEFINITION std::vector<AnyView> const& FixedTensors::views() {
                     (detail::has_memory(now) ? "" : " at a null pointer") +
                     "; it may move, but neither grow nor change"
             );
+        }
+        if (now.strides() != views_[i].strides()) {
+            require_writable(i, now);
         }
         views_[i] = now;
     }
@@ -3988,7 +4031,8 @@ concept has_test = requires(W& work) {
 /// |               |                     | return at once                                           |
 ///
 /// A loop of test() ends as wait() does. In this library it throws TimedOut while some rank has not
-/// arrived, once the time between tests adds up to the deadline. Each gap counts as at most 10 ms.
+/// arrived, or a process has not done its part, once the time between tests adds up to the deadline.
+/// Each gap counts as at most 10 ms.
 ///
 /// A work may have a member `bool progress()`: test() without that deadline. It is for callers that
 /// test occasionally during other work and finally wait.
@@ -5677,17 +5721,50 @@ struct KeywordArgument {
     typename K::value_type value;
 };
 
+/// What an optional holds, which converts its value without a warning. Any other type holds itself.
+template <class T>
+struct held_by : std::type_identity<T> {};
+template <class T>
+struct held_by<std::optional<T>> : std::type_identity<T> {};
+
+template <class From, class To>
+inline constexpr bool keeps_meaning = std::same_as<From, bool> == std::same_as<To, bool> &&
+                                      !(std::floating_point<From> && std::integral<To>);
+/// An empty optional.
+template <class To>
+inline constexpr bool keeps_meaning<std::nullopt_t, To> = true;
+
 /// Refuses silent changes of meaning: a flag takes only flags, and a whole number takes no
 /// fraction.
 template <class From, class To>
-concept keyword_value = std::convertible_to<From, To> &&
-                        std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
-                        !(std::floating_point<std::remove_cvref_t<From>> && std::integral<To>);
+concept keyword_value =
+    std::convertible_to<From, To> &&
+    keeps_meaning<typename held_by<std::remove_cvref_t<From>>::type, typename held_by<To>::type>;
 
 /// @throws ContractViolation  `To` cannot hold the number.
 template <class To, class From>
 constexpr void check_keyword_value(From const& value) {
-    if constexpr (std::integral<From> && std::integral<To> && !std::same_as<To, bool>) {
+    if constexpr (!std::same_as<From, typename held_by<From>::type>) {
+        if (value) {
+            check_keyword_value<To>(*value);
+        }
+    } else if constexpr (!std::same_as<To, typename held_by<To>::type>) {
+        check_keyword_value<typename held_by<To>::type>(value);
+    } else if constexpr (std::is_enum_v<From> && std::is_arithmetic_v<To>) {
+        check_keyword_value<To>(static_cast<std::underlying_type_t<From>>(value));
+    } else if constexpr (std::floating_point<From> && std::floating_point<To>) {
+        constexpr To most = (std::numeric_limits<To>::max)();
+        bool const is_finite = value - value == From{};
+        if (is_finite && (value > most || value < -most)) {
+            throw ContractViolation{concat(
+                "a keyword whose value is a floating-point number of ",
+                8 * sizeof(To),
+                " bits was given ",
+                value,
+                "; give it a number that fits, or make its type larger"
+            )};
+        }
+    } else if constexpr (std::integral<From> && std::integral<To> && !std::same_as<To, bool>) {
         auto const held = static_cast<To>(value); // std::in_range refuses characters
         if (static_cast<From>(held) != value || (held > To{}) != (value > From{})) {
             throw ContractViolation{concat(
@@ -6245,7 +6322,13 @@ struct BucketOptions {
     /// The limit of the bucket that is launched first, at most bucket_cap_bytes. It is small, so
     /// that communication starts early.
     std::size_t first_bucket_bytes = std::size_t{1} << 20U;
-    /// Gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
+    /// Off: ranks that reach each other's memory sum gradients where they lie and write the averages there. These are
+    /// threads, and processes for gradients in an arena of make_arena(). From when such a gradient is ready, or was
+    /// said to be unused, nobody else reads, writes or frees it, until backward() has returned or thrown; with the verbs,
+    /// until finalize_backward() has returned, or the Join or the reducer is destroyed. Other gradients are copied
+    /// into the buckets and back.
+    ///
+    /// On: gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
     /// every parameter. The gradients are valid as long as the reducer, which releases them at its
     /// end (parameter_traits::release_grad). That is so without this option, too, for a parameter
     /// that had no gradient when its average came.
@@ -6329,7 +6412,7 @@ inline constexpr std::size_t bucket_alignment = Arena::default_alignment;
 
 /// Gradients, or other tensors, of one dtype that are sent in one collective.
 struct Bucket {
-    Buffer buffer;                       ///< all of them, one after another
+    Buffer buffer;                       ///< all of them, one after another; see BucketOptions
     std::vector<std::size_t> parameters; ///< indices into the ParameterList
     std::vector<AnyView> views;          ///< each one's gradient in the buffer
 };
@@ -6374,7 +6457,8 @@ public:
         }
     }
 
-    /// Cuts the same parameters again. Contents move with them inside the arenas, on the host
+    /// Cuts the same parameters again, with the extents and strides that they had when they were cut
+    /// first: those are the same on all ranks. Contents move with them inside the arenas, on the host
     /// without a second copy. Earlier views then refer to other gradients. `order` is a permutation
     /// of the previous one. If it throws, all views are those from before; contents may have moved.
     /// Complexity: in bytes, linear if the order stays, else times at most the square of the
@@ -6401,8 +6485,9 @@ private:
         }
     }
 
+    /// `values` are like the gradients, in the order of `order`.
     void
-    cut(ParameterList const& parameters,
+    cut(std::vector<AnyView> const& values,
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits);
 
@@ -6462,9 +6547,10 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
         )};
     }
     std::array<std::size_t, dtype_count> bytes{};
+    std::vector<AnyView> values;
     for (std::size_t const i : order) {
         detail::check_value(parameters, i, memory_.id());
-        AnyView const value = parameters[i].value();
+        AnyView const& value = values.emplace_back(parameters[i].value());
         bytes[index(value.dtype())] += // for any cut: each may start a bucket
             value.numel() * size_of(value.dtype()) + bucket_alignment;
     }
@@ -6473,7 +6559,7 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
             arenas_[dtype] = memory_.allocate(bytes[dtype]);
         }
     }
-    cut(parameters, order, limits);
+    cut(values, order, limits);
 }
 
 JOINABLE_DEFINITION std::size_t BucketLayout::bytes() const noexcept {
@@ -6491,7 +6577,18 @@ JOINABLE_DEFINITION void BucketLayout::rebuild(
 ) {
     std::vector<Bucket> before = std::exchange(buckets_, {});
     try {
-        cut(parameters, order, limits);
+        // Not the values as they are now: an engine may have laid them out anew on some ranks.
+        std::vector<AnyView> like(parameters.size());
+        for (Bucket const& bucket : before) {
+            for (std::size_t k = 0; k < bucket.views.size(); ++k) {
+                like[bucket.parameters[k]] = bucket.views[k];
+            }
+        }
+        std::vector<AnyView> values;
+        for (std::size_t const i : order) {
+            values.push_back(like[i]);
+        }
+        cut(values, order, limits);
         move_sections(parameters.size(), before);
     } catch (...) {
         buckets_ = std::move(before); // others hold the addresses of their views
@@ -6525,14 +6622,10 @@ BucketLayout::offset_in(Arena const& arena, AnyView const& view) noexcept {
 }
 
 JOINABLE_DEFINITION void BucketLayout::cut(
-    ParameterList const& parameters,
+    std::vector<AnyView> const& values,
     std::span<std::size_t const> order,
     std::span<std::size_t const> limits
 ) {
-    std::vector<AnyView> values;
-    for (std::size_t const i : order) {
-        values.push_back(parameters[i].value());
-    }
     std::vector<std::size_t> as_given(order.size()); // keeps buckets in the order they fill in
     std::iota(as_given.begin(), as_given.end(), std::size_t{0});
     auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);
@@ -6578,7 +6671,8 @@ public:
     /// Local. Plans pieces; a piece closes with the tensor by which it reaches `piece_bytes`.
     /// Allocates up to two pieces in `memory`, where the tensors must be, too. Error texts call a
     /// tensor `what`.
-    /// @throws ContractViolation  a tensor is missing (a null pointer) or on another device.
+    /// @throws ContractViolation  a tensor is missing (a null pointer), on another device, or has elements that
+    ///                            share memory.
     explicit CoalescedBroadcast(
         TensorList tensors,
         std::size_t piece_bytes,
@@ -6870,6 +6964,63 @@ private:
 
 }} // namespace joinable::v0
 
+// ---- joinable/communicator/pieces.hpp
+
+/// @file
+/// Sums of what lies in several places, one after another: a reducer need not copy gradients into a bucket.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// One of the places, and where it ends in the whole.
+struct BufferPiece {
+    std::uint64_t at; ///< its address; in the hands of a collective, its place as all ranks find it
+    std::size_t end;  ///< the bytes of this piece and of all before it
+
+    [[nodiscard]] static BufferPiece of(void const* data, std::size_t end) noexcept {
+        return {reinterpret_cast<std::uintptr_t>(data), end};
+    }
+    [[nodiscard]] void* data() const noexcept {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): it was one
+        return reinterpret_cast<void*>(static_cast<std::uintptr_t>(at));
+    }
+};
+
+/// Like a Buffer, in pieces of whole elements, of which none is empty. Owns neither them nor the list.
+struct BufferPieces {
+    BufferPiece* list = nullptr;
+    std::size_t number = 0; ///< of pieces; 0: none
+    DType dtype = DType::f32;
+
+    [[nodiscard]] std::size_t count() const noexcept {
+        return list[number - 1].end / size_of(dtype);
+    }
+    /// The one that has the byte `offset` of the whole. Logarithmic in the pieces.
+    [[nodiscard]] BufferPiece const& at(std::size_t offset) const noexcept {
+        std::size_t first = 0;
+        for (std::size_t left = number; left > 1;) {
+            std::size_t const half = left / 2;
+            bool const is_behind = list[first + half - 1].end <= offset;
+            first += is_behind ? half : 0;
+            left = is_behind ? left - half : half;
+        }
+        return list[first];
+    }
+};
+
+/// | expression                        | result | meaning                                                                   |
+/// |-----------------------------------|--------|---------------------------------------------------------------------------|
+/// | `comm.is_in_reach(buffer)`        | bool   | local: whether a piece may lie there                                      |
+/// | `comm.sum_pieces(pieces, factor)` | Work   | on the other ranks all_reduce() with a factor, or this; owns the list,    |
+/// |                                   |        | not its memory, until the work has ended                                  |
+template <class C>
+concept has_sum_of_pieces =
+    requires(C& comm, ConstBuffer memory, BufferPieces const& buffer, double factor) {
+        { comm.is_in_reach(memory) } -> std::same_as<bool>;
+        { comm.sum_pieces(buffer, factor) } -> Work;
+    };
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/communicator/scaled_sums.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -6928,6 +7079,8 @@ namespace joinable { inline namespace v0 {
 struct BucketRun {
     std::size_t bucket; ///< its index
     Buffer buffer;      ///< in the bucket's memory, valid as long as the reducer
+    /// Where its parts lie, if not in the buffer. Only AllReduce itself gets them. start() may change the list.
+    detail::BufferPieces pieces = {};
 };
 
 namespace detail {
@@ -7042,6 +7195,11 @@ struct AllReduce {
     template <Communicator Comm>
     [[nodiscard]] static work_of<Comm>
     start(Comm& comm, BucketRun const& run, [[maybe_unused]] double factor, bool /*contributes*/) {
+        if constexpr (detail::has_sum_of_pieces<Comm>) {
+            if (run.pieces.number != 0) {
+                return comm.sum_pieces(run.pieces, factor);
+            }
+        }
         if constexpr (ScalesSums<Comm>) {
             if (scales(comm)) { // also without a contribution: all ranks run the same collective
                 return comm.all_reduce(run.buffer, ReduceOp::sum, factor);
@@ -7319,6 +7477,14 @@ inline void clear_gradient(AnyParameter const& parameter, Device& device) {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// Whether other ranks of a communicator reach memory of this one. Refers to the communicator.
+struct MemoryInReach {
+    void const* comm = nullptr; ///< null: they do not
+    bool (*ask)(void const*, ConstBuffer) = nullptr;
+
+    [[nodiscard]] bool operator()(ConstBuffer memory) const { return ask(comm, memory); }
+};
+
 /// The gradients of a model and their places in buckets: packs, delivers and moves them.
 /// Independent of communicators and iterations; all members are local. Gradients on a device must
 /// keep their memory from pack() until submit().
@@ -7377,6 +7543,15 @@ public:
 
     /// Moves gradients into the buckets, if they are to be views.
     virtual void take() {}
+    /// The sum reads gradients that `is_in_reach(memory)` of all ranks where they lie, and writes the averages there.
+    /// pack() copies only other ones, zeros, and gradients of another layout. Before the first iteration.
+    virtual void leave_in_place(MemoryInReach /*is_in_reach*/) {}
+    /// Where the parameters [first, last) of a bucket lie, when all are packed; empty: in the bucket. The list is kept until
+    /// the next iteration.
+    [[nodiscard]] virtual BufferPieces
+    pieces_of(std::size_t /*bucket*/, std::size_t /*first*/, std::size_t /*last*/) {
+        return {};
+    }
     [[nodiscard]] virtual JoinedGradients joined_gradients() const noexcept {
         return JoinedGradients::zeroed_at_end;
     }
@@ -7443,7 +7618,8 @@ public:
                              : BucketLayout{}
           },
           places_(parameters_.size()), backup_places_(parameters_.size()),
-          is_of_others_(parameters_.size()) {
+          in_place_(parameters_.size()), packed_(parameters_.size()),
+          is_packed_(parameters_.size()), is_of_others_(parameters_.size()) {
         find_places();
         find_places(backup_places_, backup_);
         for (std::size_t const i : trained_) {
@@ -7503,6 +7679,48 @@ public:
         layout_.for_each_arena(f);
     }
 
+    void leave_in_place(MemoryInReach is_in_reach) override {
+        if (are_views_) {
+            return;
+        }
+        bool are_buckets_in_reach = true; // which hold what cannot stay in place
+        layout_.for_each_arena([&](Arena const& arena) {
+            are_buckets_in_reach =
+                are_buckets_in_reach && is_in_reach({arena.data(), arena.bytes(), DType::u8});
+        });
+        if (are_buckets_in_reach) {
+            is_in_reach_ = is_in_reach;
+            pieces_.resize(trained_.size());
+        }
+    }
+    [[nodiscard]] BufferPieces
+    pieces_of(std::size_t bucket, std::size_t first, std::size_t last) override {
+        auto const& [buffer, parameters, views] = buckets()[bucket];
+        bool is_any_in_place = false;
+        for (std::size_t k = first; k < last; ++k) {
+            is_any_in_place = is_any_in_place || in_place_[parameters[k]] != nullptr;
+        }
+        if (!is_any_in_place) {
+            return {};
+        }
+        if (has_moved_) {
+            require_apart();
+        }
+        // Each bucket has as many as it has parameters, and each run of it those of its own.
+        BufferPiece* const begin = pieces_.data() + first_piece_[bucket] + first;
+        BufferPiece* end = begin;
+        std::size_t bytes = 0;
+        for (std::size_t k = first; k < last; ++k) {
+            if (views[k].numel() != 0) {
+                bytes += views[k].numel() * size_of(buffer.dtype);
+                void const* const gradient = in_place_[parameters[k]];
+                *end = BufferPiece::of(gradient != nullptr ? gradient : views[k].data(), bytes);
+                ++end;
+            }
+        }
+        return {begin, static_cast<std::size_t>(end - begin), buffer.dtype};
+    }
+
     void pack(std::size_t i, double factor) override {
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
@@ -7510,14 +7728,30 @@ public:
         }
         if (!gradient || factor == 0.0) {
             zero(i);
-        } else {
+            return;
+        }
+        if (is_in_reach_.comm != nullptr) {
+            has_moved_ = has_moved_ || packed_[i] != gradient.data();
+            packed_[i] = gradient.data();
+            is_packed_[i] = true;
+        }
+        bool const stays = is_in_place(gradient, factor, *places_[i]);
+        in_place_[i] = stays ? gradient.data() : nullptr;
+        if (!stays) {
             device().scale_copy(gradient, factor, *places_[i]);
         }
     }
-    void zero(std::size_t i) override { device().fill_zero(*places_[i]); }
+    void zero(std::size_t i) override {
+        in_place_[i] = nullptr;
+        device().fill_zero(*places_[i]);
+    }
 
     void begin(bool has_joined) override {
         has_joined_ = has_joined;
+        for (std::size_t const i : trained_) {
+            in_place_[i] = nullptr;
+            is_packed_[i] = false;
+        }
         if (!leaves_untouched()) {
             return;
         }
@@ -7562,9 +7796,17 @@ public:
         AnyParameter const& parameter = parameters_[i];
         AnyView const& view = *places_[i];
         AnyView const gradient = parameter.grad();
+        if (in_place_[i] != nullptr && (!gradient || gradient.data() != in_place_[i])) {
+            throw ContractViolation{concat(
+                "the gradient of ",
+                describe(i),
+                " has other memory than when it was ready, but it is averaged where it lies; keep its memory until the "
+                "backward pass of the reducer has ended"
+            )};
+        }
         if (gradient) {
             require_fit(i, gradient);
-            if (gradient.data() == view.data()) {
+            if (in_place_[i] != nullptr || gradient.data() == view.data()) {
                 return;
             }
         }
@@ -7619,6 +7861,41 @@ private:
                 bucket_of_[i] = b;
             }
         }
+        first_piece_.resize(buckets().size());
+        for (std::size_t b = 0, first = 0; b < buckets().size(); ++b) {
+            first_piece_[b] = first;
+            first += buckets()[b].parameters.size();
+        }
+    }
+
+    /// Whether the sum can read a gradient where it is: it is laid out as in the bucket, and not yet to be multiplied.
+    [[nodiscard]] bool
+    is_in_place(AnyView const& gradient, double factor, AnyView const& place) const noexcept {
+        return is_in_reach_.comm != nullptr && factor == 1.0 && !leaves_untouched() &&
+               gradient.data() != place.data() && gradient.strides() == place.strides() &&
+               gradient.numel() != 0 &&
+               is_in_reach_({gradient.data(), gradient.numel(), gradient.dtype()});
+    }
+    /// A gradient that is summed in place is apart from all others. Called before a bucket leaves, if some have other
+    /// memory than in the iteration before. @throws ContractViolation  two of this iteration share memory.
+    void require_apart() {
+        auto const shared = find_shared(trained_.size(), [&](std::size_t k) {
+            return is_packed_[trained_[k]] ? parameters_[trained_[k]].grad() : AnyView{};
+        });
+        if (shared) {
+            throw ContractViolation{concat(
+                "the gradients of ",
+                describe(trained_[shared->first]),
+                " and ",
+                describe(trained_[shared->second]),
+                " share memory, so they would be averaged together; give each one its own"
+            )};
+        }
+        // The others' memory may have gone to one of these, so they are compared when they come again.
+        for (std::size_t const i : trained_) {
+            packed_[i] = is_packed_[i] ? packed_[i] : nullptr;
+        }
+        has_moved_ = false;
     }
 
     [[nodiscard]] bool leaves_untouched() const noexcept {
@@ -7654,6 +7931,7 @@ private:
     bool only_existing_;
     JoinedGradients joined_;
     bool has_joined_ = false; ///< in this iteration
+    MemoryInReach is_in_reach_;
     std::vector<std::size_t> limits_;
     BucketLayout layout_;
     /// Holds gradients that live in buckets while the buckets carry the averages of others. All
@@ -7661,6 +7939,13 @@ private:
     BucketLayout backup_;
     std::vector<AnyView const*> places_;        ///< per parameter; null: it is not trained
     std::vector<AnyView const*> backup_places_; ///< per parameter
+    std::vector<void const*> in_place_; ///< per parameter: its gradient; null: it is in the bucket
+    std::vector<BufferPiece> pieces_;   ///< as many as trained parameters, in the order of buckets
+    std::vector<std::size_t> first_piece_; ///< per bucket
+    std::vector<void const*>
+        packed_; ///< per parameter: where its gradient was, apart from the others here
+    std::vector<bool> is_packed_;    ///< per parameter: in this iteration
+    bool has_moved_ = false;         ///< since all were known to be apart
     std::vector<bool> is_of_others_; ///< per parameter: written last after this rank joined
 };
 
@@ -7760,9 +8045,15 @@ private:
 };
 
 /// @throws ContractViolation  a collective could not start: a bucket would be delivered that nothing
-///         has reduced.
-inline void require_all_started(bool has_failed) {
-    if (has_failed) {
+///         has reduced. Or an average was lost, because writing it into gradients failed.
+inline void require_nothing_lost(bool has_failed_start, bool has_lost_average) {
+    if (has_lost_average) {
+        throw ContractViolation{
+            "the averages of a bucket could not be written into all of its gradients, so this iteration cannot be "
+            "finished; let the exception leave the guard"
+        };
+    }
+    if (has_failed_start) {
         throw ContractViolation{
             "the reduction of a bucket could not start, so this iteration cannot be finished; call skip(), or "
             "let the exception leave the guard"
@@ -8331,7 +8622,7 @@ namespace joinable { inline namespace v0 {
 /// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
 /// `Reduction` defines how a bucket travels, see BucketReduction. Nothing is allocated after the
-/// buckets are final. `Times` is notified of each collective of a bucket.
+/// buckets are final, unless gradients that are summed where they lie get other memory. `Times` is notified of each collective of a bucket.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
     static_assert(models_bucket_reduction<Reduction, Comm>());
@@ -8377,6 +8668,15 @@ public:
           words_{&own_words_}, own_words_{comm} {
         order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
         fit_to_buckets();
+        if constexpr (sums_in_place) {
+            if (scales(comm_, reduction_)) {
+                gradients_->leave_in_place({&comm, [](void const* asked, ConstBuffer memory) {
+                                                return static_cast<Comm const*>(asked)->is_in_reach(
+                                                    memory
+                                                );
+                                            }});
+            }
+        }
     }
 
     Reducer(Reducer const&) = delete;
@@ -8481,7 +8781,7 @@ public:
     ///         value. The iteration is lost.
     /// @throws what the communicator throws.
     void mark_ready(std::size_t i) {
-        detail::require_all_started(has_failed_start_);
+        detail::require_nothing_lost(has_failed_start_, has_lost_average_);
         if (iteration_.mark(i)) {
             make_room(gradients_->bucket_of(i));
             iteration_.take(i);
@@ -8530,7 +8830,7 @@ public:
     /// @throws what the communicator throws.
     void finalize_backward() {
         iteration_.require_open("finalize_backward()");
-        detail::require_all_started(has_failed_start_);
+        detail::require_nothing_lost(has_failed_start_, has_lost_average_);
         iteration_.complete();
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
             if (!is_map_posted_) {
@@ -8590,10 +8890,36 @@ public:
         turns().begin_guard();
     }
     /// Called when a guard has ended, in any way: averages in the gradients of joined ranks last until then.
-    /// Enqueues on the device. Local.
-    void end_guard() { gradients_->end_guard(); }
+    /// Enqueues on the device. Local. Afterwards no rank uses this one's gradients.
+    void end_guard() {
+        take_gradients_back([] {});
+        gradients_->end_guard();
+    }
+    /// An exception has left the iteration. If other ranks may still use this one's gradients where they lie, calls
+    /// `end()`, which ends the communicator, and waits until they no longer do. Local.
+    template <class End>
+    void take_gradients_back(End const& end) {
+        bool is_any_in_use = false;
+        for (std::size_t k = finished_; k < launched_; ++k) {
+            is_any_in_use =
+                is_any_in_use || (launched_runs_[k].run.pieces.number != 0 && !is_over(*works_[k]));
+        }
+        if (!is_any_in_use) {
+            return;
+        }
+        end();
+        for (; finished_ < launched_; ++finished_) {
+            works_[finished_].reset();
+        }
+        tested_ = launched_;
+        has_lost_average_ = true;
+    }
 
 private:
+    /// Whether gradients that all ranks reach need no bucket. A reduction derived from AllReduce may look into it.
+    static constexpr bool sums_in_place =
+        std::same_as<Reduction, AllReduce> && detail::has_sum_of_pieces<Comm>;
+
     using Range = decltype(std::declval<Times&>().bucket(0, 0));
     using BucketWork = std::remove_cvref_t<decltype(std::declval<Reduction&>().start(
         std::declval<Comm&>(), std::declval<BucketRun const&>(), 1.0, true
@@ -8634,7 +8960,7 @@ private:
         factor_ = scales_later ? factor : 1.0;
         order_source_ = order_source;
         next_bucket_ = 0;
-        has_failed_start_ = false;
+        has_failed_start_ = has_lost_average_ = false;
         launched_ = tested_ = finished_ = 0;
     }
 
@@ -8678,6 +9004,9 @@ private:
             gradients_->submit(bucket.parameters);
             Launched& launched = launched_runs_[launched_];
             launched = {run_of(index, first, last), first, last};
+            if constexpr (sums_in_place) {
+                launched.run.pieces = gradients_->pieces_of(index, first, last);
+            }
             static_cast<void>(
                 ranges_[launched_].emplace(timeline_->bucket(index, launched.run.buffer.bytes()))
             );
@@ -8721,17 +9050,26 @@ private:
             finish_oldest();
         }
     }
+    [[nodiscard]] static bool is_over(BucketWork& work) noexcept {
+        try {
+            return detail::make_progress(work);
+        } catch (...) {
+            return false;
+        }
+    }
     void finish_oldest() {
         auto const [run, first, last] = launched_runs_[finished_];
         works_[finished_]->wait();
         ranges_[finished_].reset();
         works_[finished_].reset();
         tested_ = (std::max)(tested_, ++finished_); // also where what follows throws
+        has_lost_average_ = true;                   // unless this returns
         gradients_->give_back(run.bucket);
         reduction_.finish(comm_, run);
         for (std::size_t k = first; reduction_.delivers && k < last; ++k) {
             gradients_->deliver(buckets()[run.bucket].parameters[k]);
         }
+        has_lost_average_ = false;
     }
 
     /// Calls f(first, last) for every run of a bucket's parameters that some rank uses.
@@ -8790,6 +9128,7 @@ private:
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
     bool has_failed_start_ = false; ///< a bucket of this iteration could not start
+    bool has_lost_average_ = false; ///< or was not delivered
     std::size_t launched_ = 0;      ///< number of works started
     std::size_t tested_ = 0;        ///< number of works known to be complete
     std::size_t finished_ = 0;      ///< number of works whose averages are where they belong
@@ -8955,6 +9294,17 @@ repeats(RoundNotice const& notice, RoundNotice const& opened) noexcept {
 // ---- joinable/detail/failure.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// The exception that leaves f(); null: none does.
+template <class F>
+[[nodiscard]] std::exception_ptr exception_of(F const& f) {
+    try {
+        f();
+        return nullptr;
+    } catch (...) {
+        return std::current_exception();
+    }
+}
 
 /// The reason to tell peers about an exception. A failure that came from other ranks keeps its
 /// culprits. Any other has none yet, which stands for the rank that throws it.
@@ -10356,6 +10706,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 struct ParticipantInfo {
     std::string
         name; ///< a copy: the end of a guard may come when the participant's own is destroyed
+    std::string_view type = {};                 ///< the name of its class
     bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
     std::string_view verb = {};                 ///< the member that notifies, if it is given
     bool steps = false;                         ///< the model's parameters, on joined ranks too
@@ -10381,6 +10732,9 @@ public:
     [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
         auto* const asks = participants_[position].takes_part;
         return asks == nullptr || asks(round);
+    }
+    [[nodiscard]] bool sees_all(std::size_t position) const noexcept {
+        return participants_[position].takes_part == nullptr;
     }
     /// The first participant, from `from` on, that takes part in the round.
     [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const;
@@ -10601,13 +10955,19 @@ public:
     /// later ones follow; a notice that does not repeat the opener's is for its participant alone.
     /// @throws ContractViolation  it takes no part in the round; see Window::require_continued.
     [[nodiscard]] RoundNotice announce(std::size_t position, RoundNotice const& notice) {
-        bool const opens = !opened_ || (!loop_opens_rounds_ && position < next_position_);
+        bool const is_next = position < next_position_ || begins_another(position, notice);
+        bool const opens = !opened_ || (!loop_opens_rounds_ && is_next);
+        if (opens && opened_ && opener_ == position && !is_reduced_ && syncs(*opened_)) {
+            --rounds_; // it opens this round anew
+            --training_rounds_;
+        }
         RoundNotice const own = opens ? completed(notice, options_, training_rounds_)
                                 : repeats(notice, *opened_) ? *opened_
                                                             : notice;
         turns_.require_part(position, round_of(world_size_, own, {}, rounds_ - (opens ? 0 : 1)));
         if (opens) {
             count(notice);
+            opener_ = position;
         }
         next_position_ = position + 1;
         return own;
@@ -10633,7 +10993,10 @@ public:
     [[nodiscard]] Window const& window() const noexcept { return window_; }
     /// The batches that the open round reduces, if it syncs.
     [[nodiscard]] Window const& reduced() const noexcept { return reduced_; }
-    void end_window() noexcept { window_ = {}; }
+    void end_window() noexcept {
+        window_ = {};
+        is_reduced_ = true;
+    }
     /// See Window::clear. The batch of the open round is yet to come if the participant at `position` has not
     /// announced it.
     void clear_window(std::size_t position, bool in_round) noexcept {
@@ -10656,6 +11019,12 @@ private:
     [[nodiscard]] static bool accumulates(RoundNotice const& notice) noexcept {
         return notice.phase == Phase::train && !notice.will_sync;
     }
+    /// Whether it opens the next round, because it takes no part in the open one.
+    [[nodiscard]] bool begins_another(std::size_t position, RoundNotice const& notice) const {
+        RoundNotice const next = completed(notice, options_, training_rounds_);
+        return !turns_.takes_part(position, round_) &&
+               turns_.first(round_of(world_size_, next, {}, rounds_)) == position;
+    }
     void count(RoundNotice const& given) {
         RoundNotice const notice = completed(given, options_, training_rounds_);
         std::uint64_t const own = own_weight(notice);
@@ -10663,6 +11032,7 @@ private:
         opened_ = notice;
         next_position_ = 0;
         reduced_ = window_;
+        is_reduced_ = false;
         ++rounds_;
         round_ = round_of(world_size_, notice, reduced_);
         training_rounds_ += notice.phase == Phase::train ? 1 : 0;
@@ -10677,6 +11047,8 @@ private:
     std::optional<RoundNotice> opened_; ///< by which round_ was opened
     Round round_;
     bool loop_opens_rounds_ = false;
+    std::size_t opener_ = 0;        ///< the participant that opened it
+    bool is_reduced_ = false;       ///< its gradients, if it syncs
     std::size_t next_position_ = 0; ///< after the participant that announced last in this round
     std::size_t rounds_ = 0;
     std::size_t training_rounds_ = 0;
@@ -10716,9 +11088,10 @@ public:
         recorded_ = failure_of({});
         recorded_->message = text;
     }
-    /// Keeps the reason of a failed roll call, which all ranks throw, unless a reason was kept
-    /// before.
+    /// Keeps the reason of a failed roll call, which all ranks throw. Peers are told it, unless a
+    /// reason was kept before.
     void record_end_of_roll_calls(AbortReason const& reason) {
+        failure_ = reason;
         if (!recorded_) {
             recorded_ = believed(reason);
         }
@@ -10757,12 +11130,8 @@ public:
 
     /// @throws ContractViolation  the guard has ended without a failure; else the failure again.
     void require_alive() {
-        if (failure_) {
-            is_told_ = true;
-            throw_failure(*failure_);
-        }
-        if (is_over_) {
-            throw ContractViolation{"this guard has ended; construct a new Join for more rounds"};
+        if (is_over_ || failure_) {
+            throw_end();
         }
     }
 
@@ -10775,6 +11144,14 @@ public:
     }
 
 private:
+    [[noreturn]] void throw_end() {
+        if (failure_) {
+            is_told_ = true;
+            throw_failure(*failure_);
+        }
+        throw ContractViolation{"this guard has ended; construct a new Join for more rounds"};
+    }
+
     /// The reason of an exception, by ranks that one of the communicators may have named.
     [[nodiscard]] AbortReason believed(AbortReason reason) const {
         bool const is_ours =
@@ -11175,7 +11552,11 @@ public:
     void announce(std::size_t position, RoundNotice const& notice);
 
     /// Blocks until the announced round is agreed on, and returns it.
+    /// @throws what ended the guard, also if it was thrown before: then there is no such round.
     Round answer(std::size_t position) {
+        if (outcome_.is_over()) { // asked here, or compilers keep waits out of their callers
+            outcome_.require_alive();
+        }
         hear_verdict();
         Round round = round_;
         round.position_ = position;
@@ -11265,13 +11646,17 @@ public:
     /// communicators.
     void leave_by_exception() noexcept;
 
+    /// Ends the guard on all ranks with the exception that is being handled. Unless that leaves the guard, the next
+    /// call of a participant throws its reason again, or the end of the guard does. Never throws.
+    void fail_at_once() noexcept;
+
     /// The result of finish(), once it has run.
     [[nodiscard]] std::optional<JoinResult> const& result() const noexcept { return result_; }
     [[nodiscard]] bool is_over() const noexcept { return outcome_.is_over(); }
     /// A participant is destroyed, so the guard cannot go on.
     void lose_participant(std::size_t position) noexcept;
     [[nodiscard]] bool has_lost_participant() const noexcept { return has_lost_participant_; }
-    /// @throws ContractViolation  that loss ended the guard, and this rank has not been told.
+    /// @throws the failure that ended the guard, if this rank alone knew it and has not been told.
     void require_told() {
         if (outcome_.owes_failure()) {
             outcome_.require_alive();
@@ -11285,6 +11670,7 @@ private:
         "no rank computes a round that was stopped";
 
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener);
+    [[noreturn]] void refuse_late(Opening opening, std::size_t opener) const;
 
     void begin_part(std::size_t position, RoundNotice const& notice);
 
@@ -11467,9 +11853,11 @@ JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
     bool const is_round_open = in_round || is_batch_open;
     bool const is_announced =
         rounds_.is_scheduled() || rounds_.is_posted() || (is_round_open && round_.will_sync());
-    Window const& told = rounds_.announced_window().is_open() ? rounds_.announced_window()
-                         : is_announced                       ? window()
-                                                              : Window{};
+    // A round that has ended has reduced what was announced for it.
+    Window const& told = is_round_open && rounds_.announced_window().is_open()
+                             ? rounds_.announced_window()
+                         : is_announced ? window()
+                                        : Window{};
     if (told.is_open()) {
         throw_violation(concat(
             "gradients that hold ",
@@ -11635,8 +12023,27 @@ JOINABLE_DEFINITION void Session::leave_by_exception() noexcept {
     abort();
 }
 
+JOINABLE_DEFINITION void Session::fail_at_once() noexcept {
+    if (!outcome_.is_over()) {
+        try {
+            outcome_.fail_alone(blamed_on(outcome_.control().rank(), outcome_.reason()));
+        } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is handled goes on
+        }
+    }
+}
+
+JOINABLE_DEFINITION void Session::refuse_late(Opening opening, std::size_t opener) const {
+    throw_violation(concat(
+        opening == Opening::notification ? turns_.call(opener) : "next() was called",
+        " in a post hook, after the last round of the guard; open rounds before finish()"
+    ));
+}
+
 JOINABLE_DEFINITION Announcement
 Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
+    if (has_ended_) { // the others may be in the closing roll call
+        refuse_late(opening, opener);
+    }
     outcome_.forget(); // a failure before this round was handled
     Announcement const announcement{rounds_.completed(notice), opening, opener};
     if (opening == Opening::notification) {
@@ -12522,6 +12929,27 @@ void record_failure(J& joinable, std::string_view text) {
     }
 }
 
+/// Ends the guard or, outside of one, the communicator of the joinable, with the exception being handled as the reason.
+/// Local. Call it after record_failure(), before the exception frees memory that other ranks use.
+template <class J>
+void fail_at_once(J& joinable) noexcept {
+    if (auto* const session = session_of(joinable.join_state()); session != nullptr) {
+        session->fail_at_once();
+        return;
+    }
+    auto& comm = joinable.join_communicator();
+    if constexpr (TellsReason<std::remove_cvref_t<decltype(comm)>>) {
+        try {
+            // If it was, the exception is of this communicator. Another one may number ranks otherwise.
+            if (!comm.is_aborted()) {
+                std::string const text = failure_of(std::current_exception()).message;
+                comm.abort(blamed_on(comm.rank(), {FailureKind::peer_failed, {}, text}));
+            }
+        } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is handled goes on
+        }
+    }
+}
+
 /// Discards what record_failure kept: the joinable has handled the failure, and the guard
 /// continues.
 template <class J>
@@ -12663,36 +13091,6 @@ template <class Comm>
 
 }} // namespace joinable::v0
 
-// ---- joinable/detail/scope.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A member that tells the destructor of an object whether an exception destroys the object.
-/// Exceptions from before the construction of the object do not count.
-class Unwinding {
-public:
-    [[nodiscard]] bool has_begun() const noexcept { return std::uncaught_exceptions() > before_; }
-
-private:
-    int before_ = std::uncaught_exceptions();
-};
-
-/// Sets a flag for its lifetime, then restores the previous value.
-class ScopedFlag {
-public:
-    ScopedFlag(bool& flag, bool value) noexcept
-        : flag_{flag}, before_{std::exchange(flag, value)} {}
-    ScopedFlag(ScopedFlag const&) = delete;
-    ScopedFlag& operator=(ScopedFlag const&) = delete;
-    ~ScopedFlag() { flag_ = before_; }
-
-private:
-    bool& flag_;
-    bool before_;
-};
-
-}}} // namespace joinable::v0::detail
-
 // ---- joinable/join/detail/attachments.hpp
 
 /// @file
@@ -12753,17 +13151,6 @@ private:
     JoinState* attached_ = nullptr; ///< null, too, once the participant is destroyed
     Averages averages_ = Averages::none;
 };
-
-struct NamedState {
-    JoinState* state;
-    std::string_view name;
-    Averages averages;
-};
-/// The batches that all participants that average have accumulated; none without such participants.
-/// @throws ContractViolation  they differ.
-[[nodiscard]] Window common_window(std::initializer_list<NamedState> participants);
-/// @throws ContractViolation  a participant is in a guard twice, or in another one.
-void check_states(std::initializer_list<NamedState> participants);
 
 /// Restores the deadlines of communicators that a guard has overridden.
 class Deadlines {
@@ -12831,53 +13218,6 @@ JOINABLE_DEFINITION void Attachment::detach() noexcept {
     }
 }
 
-JOINABLE_DEFINITION Window common_window(std::initializer_list<NamedState> participants) {
-    NamedState const* first = nullptr;
-    for (NamedState const& mine : participants) {
-        if (mine.averages == Averages::none) {
-            continue;
-        }
-        first = first == nullptr ? &mine : first;
-        Window const& window = WindowOf{*mine.state}.window();
-        Window const& common = WindowOf{*first->state}.window();
-        if (!window.holds_the_same(common)) {
-            throw ContractViolation{concat(
-                "the participants of a guard that average gradients must have accumulated the same batches, but "
-                "a ",
-                first->name,
-                " holds ",
-                common.batches,
-                " batches of weight ",
-                common.weight,
-                " and a ",
-                mine.name,
-                " holds ",
-                window.batches,
-                " batches of weight ",
-                window.weight,
-                "; clear the gradients of both before the guard, or call discard_window()"
-            )};
-        }
-    }
-    return first == nullptr ? Window{} : WindowOf{*first->state}.window();
-}
-
-JOINABLE_DEFINITION void check_states(std::initializer_list<NamedState> participants) {
-    for (auto const* mine = participants.begin(); mine != participants.end(); ++mine) {
-        auto const is_same = [&](NamedState const& other) { return other.state == mine->state; };
-        if (std::any_of(participants.begin(), mine, is_same)) {
-            throw ContractViolation{concat(
-                "a ", mine->name, " is twice among the participants of a guard; list it once"
-            )};
-        }
-        if (Attachment::is_attached(*mine->state)) {
-            throw ContractViolation{
-                concat("a ", mine->name, " already takes part in another guard; end that one first")
-            };
-        }
-    }
-}
-
 JOINABLE_DEFINITION void Deadlines::exchange(
     std::vector<ControlCommunicator*> const& communicators, std::chrono::nanoseconds deadline
 ) {
@@ -12942,164 +13282,50 @@ JOINABLE_DEFINITION void check_same_ranks(std::vector<ControlCommunicator*> cons
 
 #endif
 
-// ---- joinable/join/detail/hooks.hpp
+// ---- joinable/join/detail/entrant.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-template <class Label, class... Js>
-inline constexpr bool has_label =
-    (std::is_same_v<typename label_of<join_hook_t<Js>>::type, Label> || ...);
-/// Whether one of them steps parameters on all ranks, joined ones too.
-template <class... Js>
-inline constexpr bool steps_parameters =
-    has_label<labels::step, Js...> || has_label<labels::shards, Js...>;
-
-template <class J, class... Ks>
-arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
-    arguments_of<J> args{};
-    (args.set(keywords), ...);
-    return args;
-}
-
-/// A hook constructed in place, so that it need not be movable.
-template <std::size_t Index, class J>
-struct HookSlot {
-    template <class... Ks>
-    HookSlot(J& joinable, bool const& is_lost, KeywordArgument<Ks> const&... keywords)
-        : hook{joinable.join_hook(arguments_from<J>(keywords...))}, is_lost_{is_lost} {}
-    HookSlot(HookSlot const&) = delete;
-    HookSlot& operator=(HookSlot const&) = delete;
-    ~HookSlot() {
-        if (!is_lost_) {
-            std::destroy_at(std::addressof(hook));
-        }
-    }
-
-    union {
-        join_hook_t<J> hook;
-    };
-
-private:
-    bool const& is_lost_;
-};
-
-template <class Indices, class... Js>
-struct HookSlots;
-template <std::size_t... Is, class... Js>
-struct HookSlots<std::index_sequence<Is...>, Js...> : HookSlot<Is, Js>... {
-    template <class... Ks>
-    HookSlots(
-        std::tuple<Js&...> const& joinables,
-        std::array<bool, sizeof...(Js)> const& are_lost,
-        KeywordArgument<Ks> const&... keywords
-    )
-        : HookSlot<Is, Js>(std::get<Is>(joinables), are_lost[Is], keywords...)... {}
-};
-
-/// The hooks of a guard, stored in argument order and run in the order that their labels require.
-template <class... Js>
-class GuardHooks final : public HookRunner {
+/// A participant of a guard, with its hook, behind virtual functions, so that a guard is compiled once for all lists of
+/// participants.
+class Entrant {
 public:
-    template <class... Ks>
-    explicit GuardHooks(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
-        : slots_{joinables, are_lost, keywords...} {}
+    Entrant(ParticipantInfo facts, JoinState& join_state, Averages how)
+        : info{std::move(facts)}, state{join_state}, averages{how} {}
+    Entrant(Entrant const&) = delete;
+    Entrant& operator=(Entrant const&) = delete;
+    virtual ~Entrant() = default;
 
-    /// Whose participant is destroyed, in argument order: hooks that refer to it are left as they are.
-    std::array<bool, sizeof...(Js)> are_lost{};
+    ParticipantInfo const info;
+    JoinState& state;
+    Averages const averages;
+    Accumulated held = Accumulated::none; ///< before the guard
+    Attachment attachment;
+    bool has_hook =
+        false; ///< to end: that of a destroyed participant refers to what was, and is left as it is
 
-    void forget_cleared() override { forget(std::index_sequence_for<Js...>{}); }
-    void run_main_hook(std::size_t position, Round const& round) override {
-        run_main(position, round, hook_sequence<Js...>{});
-    }
-    void run_post_hooks(JoinResult const& result, bool is_last_joiner) override {
-        run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
-    }
+    /// Its communicator.
+    [[nodiscard]] virtual ControlCommunicator& control() = 0;
+    /// The gradients that it holds, if it averages.
+    [[nodiscard]] virtual Accumulated accumulated() = 0;
+    /// They were cleared before the guard.
+    virtual void forget_before_guard() = 0;
+    /// Tells the others of itself.
+    virtual void add_to(GuardView& view) const = 0;
+    virtual void list_claims(ParameterClaims& claims) const = 0;
+    virtual void check_guard(GuardView const& view) const = 0;
+    /// Adds its keywords and what its agree_on() adds.
+    virtual void agree_on(AgreementList& list) const = 0;
 
-    /// The facts about a participant that a session needs.
-    template <class J>
-    static ParticipantInfo describe(J const& joinable) {
-        using Hook = join_hook_t<J>;
-        ParticipantInfo info{std::string{join_name_of(joinable)}};
-        if constexpr (has_takes_part<Hook>) {
-            info.takes_part = [](Round const& round) -> bool { return Hook::takes_part(round); };
-        }
-        if constexpr (has_join_verb<J>) {
-            info.verb = J::join_verb;
-        }
-        info.steps = steps_parameters<J>;
-        return info;
-    }
-
-private:
-    template <std::size_t Index>
-    auto& hook() noexcept {
-        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
-        return static_cast<HookSlot<Index, J>&>(slots_).hook;
-    }
-
-    template <std::size_t... Is>
-    void forget(std::index_sequence<Is...>) {
-        [[maybe_unused]] auto const run = [](auto& hook) {
-            if constexpr (requires { hook.forget_cleared(); }) {
-                hook.forget_cleared();
-            }
-        };
-        (run(hook<Is>()), ...);
-    }
-
-    template <std::size_t... Is>
-    void run_main(std::size_t position, Round const& round, std::index_sequence<Is...>) {
-        std::size_t current = 0;
-        auto const run = [&](auto& hook) {
-            if constexpr (has_main_hook_of_round<std::remove_reference_t<decltype(hook)>>) {
-                hook.main_hook(round);
-            } else {
-                hook.main_hook();
-            }
-        };
-        ((current++ == position ? run(hook<Is>()) : void()), ...);
-    }
-
-    template <std::size_t... Is>
-    void run_post(JoinResult const& result, bool is_last_joiner, std::index_sequence<Is...>) {
-        auto const run = [&](auto& hook) {
-            if constexpr (has_post_hook_of_result<std::remove_reference_t<decltype(hook)>>) {
-                hook.post_hook(result);
-            } else {
-                hook.post_hook(is_last_joiner);
-            }
-        };
-        (run(hook<Is>()), ...);
-        auto const end = [](auto& hook) {
-            if constexpr (has_end_hook<std::remove_reference_t<decltype(hook)>>) {
-                hook.end_hook();
-            }
-        };
-        (end(hook<Is>()), ...);
-    }
-
-    HookSlots<std::index_sequence_for<Js...>, Js...> slots_;
+    virtual void make_hook() = 0;
+    virtual void end_hook() noexcept = 0;
+    /// Runs when this rank has no further input: cleared gradients count no more.
+    virtual void forget_before_end() = 0;
+    virtual void run_main_hook(Round const& round) = 0;
+    virtual void run_post_hook(JoinResult const& result, bool is_last_joiner) = 0;
+    virtual void run_end_hook() = 0;
 };
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/join/detail/entry.hpp
-
-/// @file
-/// The lists that ranks compare when they enter a guard.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Leaves out `enable`, because ranks without it do not enter, and what may differ by rank.
-inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_abort) {
-    list.begin_section("options differ: ");
-    list.add("end_policy", name_of(options.end_policy));
-    char const* const inputs = can_abort ? "a value" : "a value, but cannot abort";
-    list.add("inputs", options.inputs ? inputs : "no value");
-    list.add("weight_per_input", options.weight_per_input ? "a value" : "no value");
-    list.add("sync_every", options.sync_every);
-    list.add("carry_accumulated", options.carry_accumulated);
-}
+using Entrants = std::vector<std::unique_ptr<Entrant>>;
 
 template <class K>
 void agree_on_keyword(AgreementList& list, std::optional<typename K::value_type> const& value) {
@@ -13116,123 +13342,572 @@ void agree_on_keyword(AgreementList& list, std::optional<typename K::value_type>
     }
 }
 
-/// The entries of one participant: its keywords and what its agree_on() adds.
-template <class J, class... Ks>
-void agree_on_participant(
-    AgreementList& list, J const& joinable, KeywordArgument<Ks> const&... keywords
-) {
-    if constexpr (!std::is_same_v<arguments_of<J>, arguments<joinable::keywords<>>>) {
-        arguments_from<J>(keywords...).for_each([&]<class K>(K, auto const& value) {
-            agree_on_keyword<typename K::type>(list, value);
-        });
-    }
-    if constexpr (has_agree_on<J>) {
-        joinable.agree_on(list);
-    }
-}
-
 template <class J>
-void list_averaged(J const& joinable, GuardView& view) {
-    if constexpr (requires { joinable.list_averaged(view.averaged); }) {
-        joinable.list_averaged(view.averaged);
-    } else if constexpr (has_label<labels::gradients, J>) {
-        view.lists_all_averaged = false;
-    }
-}
+class EntrantOf final : public Entrant {
+    using Hook = join_hook_t<J>;
+    using Label = typename label_of<Hook>::type;
+    static constexpr bool reduces = std::is_same_v<Label, labels::gradients>;
 
-/// A participant averages if its hook is labelled so, or if it says so.
-template <class J>
-Averages averages_of(J const& joinable) {
-    bool averages = has_label<labels::gradients, J>;
-    if constexpr (requires { joinable.averages_gradients(); }) {
-        averages = joinable.averages_gradients();
-    }
-    bool leaves_untouched = false;
-    if constexpr (requires { joinable.leaves_joined_untouched(); }) {
-        leaves_untouched = joinable.leaves_joined_untouched();
-    }
-    return !averages          ? Averages::none
-           : leaves_untouched ? Averages::but_leaves_joined_untouched
-                              : Averages::gradients;
-}
+public:
+    EntrantOf(J& joinable, arguments_of<J> arguments)
+        : Entrant{info_of(joinable), joinable.join_state(), averages_of(joinable)},
+          joinable_{joinable}, arguments_{std::move(arguments)},
+          control_{joinable.join_communicator()} {}
+    ~EntrantOf() override { end_hook(); }
 
-template <class J>
-Accumulated accumulated_by(J& joinable) {
-    if constexpr (requires { joinable.accumulated_before_guard(); }) {
-        if (averages_of(joinable) != Averages::none) {
-            return joinable.accumulated_before_guard();
-        }
-    }
-    return Accumulated::none;
-}
-
-/// Before a guard: participants that average forget what they accumulated, if the gradients of all were cleared.
-/// Beside another's numbers, zeros are gradients.
-template <class... Js>
-void forget_cleared(Js&... joinables) {
-    std::array<Accumulated, sizeof...(Js)> const held{{accumulated_by(joinables)...}};
-    bool const has_numbers =
-        std::find(held.begin(), held.end(), Accumulated::numbers) != held.end();
-    std::size_t i = 0;
-    auto const one = [&]<class J>(J& joinable) {
-        bool const is_zeros = held[i++] == Accumulated::zeros;
-        if constexpr (requires { joinable.forget_cleared(); }) {
-            if (is_zeros && !has_numbers) {
-                joinable.forget_cleared();
+    [[nodiscard]] ControlCommunicator& control() override { return control_; }
+    [[nodiscard]] Accumulated accumulated() override {
+        if constexpr (requires { joinable_.accumulated_before_guard(); }) {
+            if (averages != Averages::none) {
+                return joinable_.accumulated_before_guard();
             }
         }
-        WindowOf{joinable.join_state()}.begin_guard(is_zeros);
+        return Accumulated::none;
+    }
+    void forget_before_guard() override {
+        if constexpr (requires { joinable_.forget_cleared(); }) {
+            joinable_.forget_cleared();
+        }
+    }
+
+    void add_to(GuardView& view) const override {
+        view.steps |= info.steps;
+        view.reduces |= reduces;
+        if constexpr (requires(J const& joinable) { joinable.list_averaged(view.averaged); }) {
+            std::as_const(joinable_).list_averaged(view.averaged);
+        } else if constexpr (reduces) {
+            view.lists_all_averaged = false;
+        }
+    }
+    void list_claims([[maybe_unused]] ParameterClaims& claims) const override {
+        if constexpr (has_list_claims<J>) {
+            std::as_const(joinable_).list_claims(claims);
+        }
+    }
+    void check_guard([[maybe_unused]] GuardView const& view) const override {
+        if constexpr (has_check_guard<J>) {
+            std::as_const(joinable_).check_guard(view);
+        }
+    }
+    void agree_on([[maybe_unused]] AgreementList& list) const override {
+        if constexpr (!std::is_same_v<arguments_of<J>, arguments<keywords<>>>) {
+            arguments_.for_each([&]<class K>(K, auto const& value) {
+                agree_on_keyword<typename K::type>(list, value);
+            });
+        }
+        if constexpr (has_agree_on<J>) {
+            std::as_const(joinable_).agree_on(list);
+        }
+    }
+
+    void make_hook() override {
+        ::new (static_cast<void*>(std::addressof(hook_))) Hook(joinable_.join_hook(arguments_));
+        has_hook = true;
+    }
+    void end_hook() noexcept override {
+        if (std::exchange(has_hook, false)) {
+            std::destroy_at(std::addressof(hook_));
+        }
+    }
+    void forget_before_end() override {
+        if constexpr (requires { hook_.forget_cleared(); }) {
+            hook_.forget_cleared();
+        }
+    }
+    void run_main_hook(Round const& round) override {
+        if constexpr (has_main_hook_of_round<Hook>) {
+            hook_.main_hook(round);
+        } else {
+            hook_.main_hook();
+        }
+    }
+    void run_post_hook(JoinResult const& result, bool is_last_joiner) override {
+        if constexpr (has_post_hook_of_result<Hook>) {
+            hook_.post_hook(result);
+        } else {
+            hook_.post_hook(is_last_joiner);
+        }
+    }
+    void run_end_hook() override {
+        if constexpr (has_end_hook<Hook>) {
+            hook_.end_hook();
+        }
+    }
+
+private:
+    static ParticipantInfo info_of(J const& joinable) {
+        ParticipantInfo info{std::string{join_name_of(joinable)}, type_name<J>()};
+        if constexpr (has_takes_part<Hook>) {
+            info.takes_part = [](Round const& round) -> bool { return Hook::takes_part(round); };
+        }
+        if constexpr (has_join_verb<J>) {
+            info.verb = J::join_verb;
+        }
+        info.steps = std::is_same_v<Label, labels::step> || std::is_same_v<Label, labels::shards>;
+        return info;
+    }
+    static Averages averages_of(J const& joinable) {
+        bool averages = reduces;
+        if constexpr (requires { joinable.averages_gradients(); }) {
+            averages = joinable.averages_gradients();
+        }
+        bool leaves_untouched = false;
+        if constexpr (requires { joinable.leaves_joined_untouched(); }) {
+            leaves_untouched = joinable.leaves_joined_untouched();
+        }
+        return !averages          ? Averages::none
+               : leaves_untouched ? Averages::but_leaves_joined_untouched
+                                  : Averages::gradients;
+    }
+
+    J& joinable_;
+    arguments_of<J> arguments_;
+    ControlOver<join_communicator_t<J>&> control_;
+    union {
+        Hook hook_; ///< constructed in place, so that it need not be movable
     };
-    (one(joinables), ...);
+};
+
+/// A std::make_unique of each type would cost more to compile than all else here.
+template <class J, class... Ks>
+std::unique_ptr<Entrant> entrant_of(J& joinable, KeywordArgument<Ks> const&... keywords) {
+    arguments_of<J> arguments{};
+    (arguments.set(keywords), ...);
+    return std::unique_ptr<Entrant>{new EntrantOf<J>{joinable, std::move(arguments)}};
 }
 
-template <class J>
-void list_claims(J const& joinable, ParameterClaims& claims) {
-    claims.begin_participant(join_name_of(joinable));
-    if constexpr (has_list_claims<J>) {
-        joinable.list_claims(claims);
-    }
-}
+}}} // namespace joinable::v0::detail
 
-template <class J>
-void check_guard(J const& joinable, GuardView const& view) {
-    if constexpr (has_check_guard<J>) {
-        joinable.check_guard(view);
-    }
-}
+// ---- joinable/detail/scope.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A member that tells the destructor of an object whether an exception destroys the object.
+/// Exceptions from before the construction of the object do not count.
+class Unwinding {
+public:
+    [[nodiscard]] bool has_begun() const noexcept { return std::uncaught_exceptions() > before_; }
+
+private:
+    int before_ = std::uncaught_exceptions();
+};
+
+/// Sets a flag for its lifetime, then restores the previous value.
+class ScopedFlag {
+public:
+    ScopedFlag(bool& flag, bool value) noexcept
+        : flag_{flag}, before_{std::exchange(flag, value)} {}
+    ScopedFlag(ScopedFlag const&) = delete;
+    ScopedFlag& operator=(ScopedFlag const&) = delete;
+    ~ScopedFlag() { flag_ = before_; }
+
+private:
+    bool& flag_;
+    bool before_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/join/detail/entry.hpp
+
+/// @file
+/// What a rank checks alone when it enters a guard, and the list that ranks compare.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The orders in which hooks run, as places in the list of participants.
+struct HookOrder {
+    std::span<std::size_t const> main; ///< also the order in which texts number participants
+    std::span<std::size_t const> post;
+};
+
+/// The batches that this rank has accumulated and not cleared.
+/// @throws ContractViolation  participants that average hold other batches.
+[[nodiscard]] Window window_at_entry(Entrants const& entrants);
+
+/// @throws ContractViolation  a participant cannot take part in such a guard.
+void check_entrants(Entrants const& entrants, HookOrder const& order, JoinOptions const& options);
 
 /// Lists the participants in hook order, the order of post hooks, the options, then each
 /// participant.
-template <std::size_t... Main, std::size_t... Post, class... Js, class... Ks>
-AgreementList entry_list(
-    std::tuple<Js&...> const& joinables,
-    std::index_sequence<Main...>,
-    std::index_sequence<Post...>,
-    JoinOptions const& options,
-    bool can_abort,
-    KeywordArgument<Ks> const&... keywords
+[[nodiscard]] AgreementList entry_list(
+    Entrants const& entrants, HookOrder const& order, JoinOptions const& options, bool can_abort
+);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/join/detail/impl/entry.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION Window window_at_entry(Entrants const& entrants) {
+    bool has_numbers = false;
+    for (auto const& entrant : entrants) {
+        entrant->held = entrant->accumulated();
+        has_numbers |= entrant->held == Accumulated::numbers;
+    }
+    Entrant const* first = nullptr;
+    for (auto const& entrant : entrants) {
+        bool const is_zeros = entrant->held == Accumulated::zeros;
+        if (is_zeros && !has_numbers) { // beside another's numbers, zeros are gradients
+            entrant->forget_before_guard();
+        }
+        WindowOf{entrant->state}.begin_guard(is_zeros);
+    }
+    for (auto const& entrant : entrants) {
+        if (entrant->averages == Averages::none) {
+            continue;
+        }
+        first = first == nullptr ? entrant.get() : first;
+        Window const& window = WindowOf{entrant->state}.window();
+        Window const& common = WindowOf{first->state}.window();
+        if (!window.holds_the_same(common)) {
+            throw ContractViolation{concat(
+                "the participants of a guard that average gradients must have accumulated the same batches, but "
+                "a ",
+                first->info.name,
+                " holds ",
+                common.batches,
+                " batches of weight ",
+                common.weight,
+                " and a ",
+                entrant->info.name,
+                " holds ",
+                window.batches,
+                " batches of weight ",
+                window.weight,
+                "; clear the gradients of both before the guard, or call discard_window()"
+            )};
+        }
+    }
+    return first == nullptr ? Window{} : WindowOf{first->state}.window();
+}
+
+JOINABLE_DEFINITION void
+check_entrants(Entrants const& entrants, HookOrder const& order, JoinOptions const& options) {
+    GuardView view{};
+    view.carries_accumulated = options.carry_accumulated;
+    view.lists_all_averaged = true;
+    for (auto const& entrant : entrants) {
+        entrant->add_to(view);
+        for (auto other = entrants.begin(); other->get() != entrant.get(); ++other) {
+            if (&(*other)->state == &entrant->state) {
+                throw ContractViolation{concat(
+                    "a ",
+                    entrant->info.type,
+                    " is twice among the participants of a guard; list it once"
+                )};
+            }
+        }
+        if (Attachment::is_attached(entrant->state)) {
+            throw ContractViolation{concat(
+                "a ", entrant->info.type, " already takes part in another guard; end that one first"
+            )};
+        }
+    }
+    ParameterClaims claims;
+    for (std::size_t const place : order.main) {
+        claims.begin_participant(entrants[place]->info.name);
+        entrants[place]->list_claims(claims);
+    }
+    claims.require_disjoint();
+    for (auto const& entrant : entrants) {
+        entrant->check_guard(view);
+    }
+}
+
+/// Leaves out `enable`, because ranks without it do not enter, and what may differ by rank.
+inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_abort) {
+    list.begin_section("options differ: ");
+    list.add("end_policy", name_of(options.end_policy));
+    char const* const inputs = can_abort ? "a value" : "a value, but cannot abort";
+    list.add("inputs", options.inputs ? inputs : "no value");
+    list.add("weight_per_input", options.weight_per_input ? "a value" : "no value");
+    list.add("sync_every", options.sync_every);
+    list.add("carry_accumulated", options.carry_accumulated);
+}
+
+JOINABLE_DEFINITION AgreementList entry_list(
+    Entrants const& entrants, HookOrder const& order, JoinOptions const& options, bool can_abort
 ) {
-    std::vector<std::string_view> const names{join_name_of(std::get<Main>(joinables))...};
-    std::vector<std::size_t> positions(names.size());
-    std::size_t position = 0;
-    ((positions[Main] = position++), ...);
+    std::vector<std::string_view> names;
+    std::vector<std::size_t> positions(entrants.size());
+    for (std::size_t const place : order.main) {
+        positions[place] = names.size();
+        names.push_back(entrants[place]->info.name);
+    }
+    std::vector<std::size_t> post;
+    for (std::size_t const place : order.post) {
+        post.push_back(positions[place]);
+    }
     AgreementList list;
     list.begin_section("guards differ: ");
     list.add("library version", library_version);
     list.add("participants", names);
-    list.add("order of post hooks", std::vector<std::size_t>{positions[Post]...});
+    list.add("order of post hooks", post);
     agree_on(list, options, can_abort);
-    position = 0;
-    auto const one = [&](auto const& joinable) {
-        std::string_view const name = names[position];
-        list.begin_section(concat("guards differ: participant ", position++, " (", name, "): "));
-        agree_on_participant(list, joinable, keywords...);
-    };
-    (one(std::get<Main>(joinables)), ...);
+    for (std::size_t position = 0; position < names.size(); ++position) {
+        list.begin_section(
+            concat("guards differ: participant ", position, " (", names[position], "): ")
+        );
+        entrants[order.main[position]]->agree_on(list);
+    }
     return list;
 }
 
 }}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/join/detail/guard.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A Join, without the types of its participants: see there for its members.
+class Guard final : private HookRunner {
+public:
+    /// Collective. `control` is null where the first participant's communicator serves the roll calls.
+    Guard(
+        Entrants entrants,
+        HookOrder const& order,
+        std::unique_ptr<ControlCommunicator> control,
+        JoinOptions const& options
+    );
+    ~Guard() noexcept(false);
+
+    bool next(bool have_input, RoundNotice const& notice, Opening opening);
+    void announce_ahead(std::optional<RoundNotice> const& notice);
+    /// Calls f(). An exception that it throws will leave the guard, and peers see its text.
+    template <class F>
+    decltype(auto) recorded(F const& f) {
+        return session_.recorded(f);
+    }
+
+    void vote_stop() {
+        recorded([&] { session_.vote_stop(); });
+    }
+    void keep_alive() const;
+    void fail(std::string_view text) { session_.fail(text); }
+    [[nodiscard]] bool enabled() const noexcept { return options_.enable; }
+    [[nodiscard]] Round const& round() const noexcept {
+        return options_.enable ? session_.round() : local_rounds_.round();
+    }
+    JoinResult finish();
+
+private:
+    /// The distinct communicators: the control communicator, then the others in hook order. The
+    /// first one serves the roll calls.
+    [[nodiscard]] std::vector<ControlCommunicator*> communicators() const;
+    /// What a session needs to know of the participants, in hook order.
+    [[nodiscard]] std::vector<ParticipantInfo> infos() const;
+
+    /// The local checks and the hooks. A failure here fails on all ranks in the entry exchange.
+    void prepare();
+    template <class Rounds>
+    void attach(Rounds& rounds);
+    /// Restores everything that the guard attached.
+    void release() noexcept;
+
+    void forget_cleared() override {
+        for (auto const& entrant : entrants_) {
+            entrant->forget_before_end();
+        }
+    }
+    void run_main_hook(std::size_t position, Round const& round) override {
+        entrants_[order_.main[position]]->run_main_hook(round);
+    }
+    void run_post_hooks(JoinResult const& result, bool is_last_joiner) override {
+        for (std::size_t const place : order_.post) {
+            entrants_[place]->run_post_hook(result, is_last_joiner);
+        }
+        for (std::size_t const place : order_.post) {
+            entrants_[place]->run_end_hook();
+        }
+    }
+
+    JoinOptions options_;
+    HookOrder order_;
+    Unwinding unwinding_;
+    std::unique_ptr<ControlCommunicator> control_;
+    Entrants entrants_;
+    Occupation occupation_;
+    Deadlines deadlines_;
+    Session session_;
+    LocalRounds local_rounds_{options_, session_.turns()}; ///< used when it is not enabled
+    /// Releases while the session is there, also where the construction fails.
+    struct Leaving {
+        Guard& guard;
+        ~Leaving() { guard.release(); }
+    } leaving_{*this};
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/join/detail/impl/guard.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <exception>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION Guard::Guard(
+    Entrants entrants,
+    HookOrder const& order,
+    std::unique_ptr<ControlCommunicator> control,
+    JoinOptions const& options
+)
+    : options_{options}, order_{order}, control_{std::move(control)},
+      entrants_{std::move(entrants)}, session_{communicators(), infos(), options} {
+    if (!options_.enable) {
+        check_options(options_);
+        local_rounds_.begin(window_at_entry(entrants_), entrants_.front()->control().size());
+        attach(local_rounds_);
+        return;
+    }
+    AgreementList entry;
+    Window window;
+    std::exception_ptr const error = exception_of([&] {
+        window = window_at_entry(entrants_);
+        if (options_.inputs) {
+            window.require_continued({.weight = options_.weight_per_input}, 0);
+        }
+        prepare();
+        entry = entry_list(entrants_, order_, options_, session_.can_abort());
+    });
+    session_.enter(entry, window, error);
+    attach(session_);
+}
+
+JOINABLE_DEFINITION Guard::~Guard() noexcept(false) {
+    bool const has_lost = session_.has_lost_participant();
+    if (has_lost) {
+        for (auto const& entrant : entrants_) {
+            entrant->has_hook = entrant->has_hook && entrant->attachment.is_attached();
+        }
+        release();
+    } else if (!options_.enable) {
+        return;
+    }
+    if (!has_lost && !session_.is_over()) {
+        unwinding_.has_begun() ? session_.leave_by_exception() : static_cast<void>(finish());
+    } else if (!unwinding_.has_begun()) {
+        session_.require_told();
+    }
+}
+
+JOINABLE_DEFINITION JoinResult Guard::finish() {
+    if (!options_.enable) {
+        JoinResult result;
+        result.rounds = result.own_rounds = local_rounds_.count();
+        result.unsynced_rounds = local_rounds_.window().rounds;
+        result.authoritative_rank = entrants_.front()->control().rank();
+        result.last_joiners = {result.authoritative_rank};
+        return result;
+    }
+    if (!session_.result()) {
+        session_.finish(*this);
+        release();
+    }
+    return *session_.result();
+}
+
+JOINABLE_DEFINITION void Guard::announce_ahead(std::optional<RoundNotice> const& notice) {
+    if (options_.enable) {
+        recorded([&] { session_.look_ahead(notice); });
+    }
+}
+
+JOINABLE_DEFINITION bool Guard::next(bool have_input, RoundNotice const& notice, Opening opening) {
+    if (!options_.enable) {
+        if (have_input) {
+            local_rounds_.open(notice);
+        }
+        return have_input;
+    }
+    return recorded([&] { return session_.next(have_input, notice, opening); });
+}
+
+JOINABLE_DEFINITION void Guard::keep_alive() const {
+    for (ControlCommunicator* communicator : communicators()) {
+        if (options_.enable && !communicator->keep_alive()) {
+            throw ContractViolation{"Join::keep_alive() needs a control communicator that has "
+                                    "keep_alive() (see RenewsDeadline)"};
+        }
+    }
+}
+
+JOINABLE_DEFINITION std::vector<ControlCommunicator*> Guard::communicators() const {
+    std::vector<ControlCommunicator*> distinct;
+    auto const add = [&](ControlCommunicator* candidate) {
+        for (auto const* known : distinct) {
+            if (known->address() == candidate->address()) {
+                return;
+            }
+        }
+        distinct.push_back(candidate);
+    };
+    if (control_) {
+        add(control_.get());
+    }
+    for (std::size_t const place : order_.main) {
+        add(&entrants_[place]->control());
+    }
+    return distinct;
+}
+
+JOINABLE_DEFINITION std::vector<ParticipantInfo> Guard::infos() const {
+    std::vector<ParticipantInfo> infos;
+    for (std::size_t const place : order_.main) {
+        infos.push_back(entrants_[place]->info);
+    }
+    return infos;
+}
+
+JOINABLE_DEFINITION void Guard::prepare() {
+    auto const all = communicators();
+    check_options(options_);
+    check_same_ranks(all);
+    occupation_.begin(all, session_);
+    check_entrants(entrants_, order_, options_);
+    if (options_.timeout) {
+        deadlines_.exchange(all, *options_.timeout);
+    }
+    for (auto const& entrant : entrants_) {
+        entrant->make_hook();
+    }
+}
+
+template <class Rounds>
+void Guard::attach(Rounds& rounds) {
+    for (std::size_t position = 0; position < order_.main.size(); ++position) {
+        Entrant& entrant = *entrants_[order_.main[position]];
+        bool const sees_all = session_.turns().sees_all(position);
+        entrant.attachment.attach(entrant.state, rounds, {position, entrant.averages, sees_all});
+    }
+}
+
+JOINABLE_DEFINITION void Guard::release() noexcept {
+    for (auto const& entrant : entrants_) {
+        entrant->attachment.detach();
+    }
+    for (auto const& entrant : entrants_) {
+        entrant->end_hook();
+    }
+    deadlines_.restore();
+    occupation_.end();
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/join/guarded_range.hpp
 
@@ -13298,7 +13973,7 @@ private:
 /// each element of its range once. It calls `announce` once for each. With look-ahead and `announce`
 /// an element that is a reference is read twice, as forward ranges allow: the next one may lie in the
 /// same place. An element that is a value can be moved from.
-template <class Guard, class Range, class Announce, bool LooksAhead>
+template <class Range, class Announce, bool LooksAhead>
 class GuardedRange {
     using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
     using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
@@ -13423,9 +14098,6 @@ namespace joinable { inline namespace v0 {
 /// Nothing with known lengths (JoinOptions::inputs).
 template <class... Js>
 class Join { // not [[nodiscard]] itself: nvcc then warns of std::optional<Join>::emplace()
-    using Sequence = hook_sequence<Js...>;
-    using Hooks = detail::GuardHooks<Js...>;
-
 public:
     /// Collective. After a throw nothing stays attached.
     /// @throws ContractViolation  a participant or a communicator is in another guard, a
@@ -13468,31 +14140,14 @@ public:
 
     /// Calls finish() unless that was done or an exception is in flight. May throw what finish()
     /// throws.
-    ~Join() noexcept(false) {
-        if (session_.has_lost_participant()) {
-            lose_hooks();
-            release();
-            if (!unwinding_.has_begun()) {
-                session_.require_told();
-            }
-            return;
-        }
-        if (!options_.enable || session_.is_over()) {
-            return;
-        }
-        if (unwinding_.has_begun()) {
-            session_.leave_by_exception();
-        } else {
-            finish();
-        }
-    }
+    ~Join() noexcept(false) = default;
 
     /// Opens a round. Collective over the active ranks. With `have_input` false it sends nothing;
     /// finish() announces the end. Returns whether to run a round. False means to leave the loop,
     /// also when all ranks agreed to stop.
     /// @throws what a roll call throws: see PendingRound::wait.
     bool next(bool have_input, RoundNotice const& notice = {}) {
-        return next(have_input, notice, detail::Opening::next);
+        return guard_.next(have_input, notice, detail::Opening::next);
     }
 
     /// Calls next() for each element of a range:
@@ -13500,8 +14155,8 @@ public:
     /// RoundNotice of the element's round. A rank that leaves the loop by break joins.
     template <detail::is_range Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
-        return detail::GuardedRange<Join, Range, Announce, false>{
-            *this, std::forward<Range>(range), std::move(announce)
+        return detail::GuardedRange<Range, Announce, false>{
+            guard_, std::forward<Range>(range), std::move(announce)
         };
     }
 
@@ -13533,17 +14188,15 @@ public:
     /// instead.
     template <class Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(look_ahead_t, Range&& range, Announce announce = {}) {
-        return detail::GuardedRange<Join, Range, Announce, true>{
-            *this, std::forward<Range>(range), std::move(announce)
+        return detail::GuardedRange<Range, Announce, true>{
+            guard_, std::forward<Range>(range), std::move(announce)
         };
     }
 
     /// Votes to stop all ranks together. The next roll call carries the vote, and no rank runs that
     /// round. Local.
     /// @throws ContractViolation  notifications open the rounds, or the guard is not enabled: it has no roll calls.
-    void vote_stop() {
-        recorded([&] { session_.vote_stop(); });
-    }
+    void vote_stop() { guard_.vote_stop(); }
 
     /// Tells the others that this rank is still working (a validation, a checkpoint). They wait for
     /// it one more deadline from now. Local.
@@ -13551,49 +14204,43 @@ public:
     void keep_alive()
         requires(RenewsDeadline<join_communicator_t<Js>> && ...)
     {
-        for (detail::ControlCommunicator* communicator : communicators(Sequence{})) {
-            if (options_.enable && !communicator->keep_alive()) {
-                throw ContractViolation{"Join::keep_alive() needs a control communicator that has "
-                                        "keep_alive() (see RenewsDeadline)"};
-            }
-        }
+        guard_.keep_alive();
     }
 
     /// Local. Keeps the text that peers see if an exception leaves the guard in this round, in place of
     /// the exception's own.
-    void fail(std::string_view text) { session_.fail(text); }
+    void fail(std::string_view text) { guard_.fail(text); }
 
-    [[nodiscard]] bool enabled() const noexcept { return options_.enable; }
+    [[nodiscard]] bool enabled() const noexcept { return guard_.enabled(); }
 
     /// The round that was opened last.
-    [[nodiscard]] Round const& round() const noexcept {
-        return options_.enable ? session_.round() : local_rounds_.round();
-    }
+    [[nodiscard]] Round const& round() const noexcept { return guard_.round(); }
 
     /// Joins, shadows the others until all have joined or stopped, and runs the post hooks.
     /// Collective. Further calls return the same result.
     /// @throws what a roll call or a hook throws; the guard is over then.
-    JoinResult finish() {
-        if (!options_.enable) {
-            JoinResult result;
-            result.rounds = result.own_rounds = local_rounds_.count();
-            result.unsynced_rounds = local_rounds_.window().rounds;
-            result.authoritative_rank = controls_.front()->rank();
-            result.last_joiners = {result.authoritative_rank};
-            return result;
-        }
-        if (!session_.result()) {
-            session_.finish(*hooks_);
-            release();
-        }
-        return *session_.result();
-    }
+    JoinResult finish() { return guard_.finish(); }
 
 private:
-    template <class, class, class, bool>
-    friend class detail::GuardedRange;
-
+    using MainOrder = detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>;
+    using PostOrder = detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>;
     using Erased = std::unique_ptr<detail::ControlCommunicator>;
+
+    template <class... Ks>
+    Join(
+        Erased control,
+        Participants<Js...> const& list,
+        JoinOptions const& options,
+        detail::KeywordArgument<Ks> const&... keywords
+    )
+        : guard_{
+              entrants(list, keywords...),
+              {MainOrder::order.sequence, PostOrder::order.sequence},
+              std::move(control),
+              options
+          } {
+        static_assert((check_keyword<Ks, Ks...>() && ...));
+    }
 
     template <class Comm>
     static Erased erased(Comm& comm) {
@@ -13601,8 +14248,7 @@ private:
     }
     /// Without control() the roll calls use the first participant's communicator.
     static Erased own_control() {
-        using Order = detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>;
-        using First = std::tuple_element_t<Order::order.sequence[0], std::tuple<Js...>>;
+        using First = std::tuple_element_t<MainOrder::order.sequence[0], std::tuple<Js...>>;
         static_assert(
             detail::reduces_host_memory<join_communicator_t<First>>,
             "Join: the communicator of the first participant in hook order reduces device memory "
@@ -13612,89 +14258,17 @@ private:
     }
 
     template <class... Ks>
-    Join(
-        Erased control,
-        Participants<Js...> list,
-        JoinOptions const& options,
-        detail::KeywordArgument<Ks> const&... keywords
-    )
-        : options_{options}, control_{std::move(control)},
-          controls_{std::apply(
-              [](Js&... participant) {
-                  return Controls{{erased(participant.join_communicator())...}};
-              },
-              list.joinables
-          )},
-          session_{communicators(Sequence{}), describe(list.joinables, Sequence{}), options} {
-        static_assert((check_keyword<Ks, Ks...>() && ...));
-        if (!options.enable) {
-            detail::check_options(options_);
-            local_rounds_.begin(window_of(list.joinables), controls_.front()->size());
-            attach(list.joinables, local_rounds_, Sequence{});
-            return;
-        }
-        AgreementList entry;
-        detail::Window window;
-        std::exception_ptr error;
-        try {
-            window = window_of(list.joinables);
-            if (options_.inputs) {
-                window.require_continued({.weight = options_.weight_per_input}, 0);
-            }
-            prepare(list.joinables, keywords...);
-            entry = detail::entry_list(
-                list.joinables,
-                Sequence{},
-                post_hook_sequence<Js...>{},
-                options_,
-                session_.can_abort(),
-                keywords...
-            );
-        } catch (...) {
-            error = std::current_exception();
-        }
-        session_.enter(entry, window, error);
-        attach(list.joinables, session_, Sequence{});
+    static detail::Entrants
+    entrants(Participants<Js...> const& list, detail::KeywordArgument<Ks> const&... keywords) {
+        return std::apply(
+            [&](Js&... joinables) {
+                detail::Entrants all;
+                (all.push_back(detail::entrant_of(joinables, keywords...)), ...);
+                return all;
+            },
+            list.joinables
+        );
     }
-
-    /// Calls f(). An exception that it throws will leave the guard, and peers see its text.
-    template <class F>
-    decltype(auto) recorded(F const& f) {
-        return session_.recorded(f);
-    }
-    void announce_ahead(std::optional<RoundNotice> const& notice) {
-        if (options_.enable) {
-            recorded([&] { session_.look_ahead(notice); });
-        }
-    }
-    bool next(bool have_input, RoundNotice const& notice, detail::Opening opening) {
-        if (!options_.enable) {
-            if (have_input) {
-                local_rounds_.open(notice);
-            }
-            return have_input;
-        }
-        return recorded([&] { return session_.next(have_input, notice, opening); });
-    }
-
-    /// Restores everything that the guard attached.
-    void release() noexcept {
-        for (detail::Attachment& attachment : attachments_) {
-            attachment.detach();
-        }
-        hooks_.reset();
-        deadlines_.restore();
-        occupation_.end();
-    }
-
-    /// Hooks of destroyed participants refer to what was.
-    void lose_hooks() noexcept {
-        for (std::size_t i = 0; hooks_ && i < attachments_.size(); ++i) {
-            hooks_->are_lost[i] = !attachments_[i].is_attached();
-        }
-    }
-
-    using Controls = std::array<Erased, sizeof...(Js)>;
 
     template <class K, class... Given>
     static consteval bool check_keyword() {
@@ -13704,105 +14278,7 @@ private:
             typename detail::join_keywords_of<Js>::type...>();
     }
 
-    /// The distinct communicators: the control communicator, then the others in hook order. The
-    /// first one serves the roll calls.
-    template <std::size_t... Is>
-    std::vector<detail::ControlCommunicator*> communicators(std::index_sequence<Is...>) const {
-        std::vector<detail::ControlCommunicator*> distinct;
-        auto const add = [&](detail::ControlCommunicator* candidate) {
-            for (auto const* known : distinct) {
-                if (known->address() == candidate->address()) {
-                    return;
-                }
-            }
-            distinct.push_back(candidate);
-        };
-        if (control_) {
-            add(control_.get());
-        }
-        (add(controls_[Is].get()), ...);
-        return distinct;
-    }
-
-    template <std::size_t... Is>
-    static std::vector<detail::ParticipantInfo>
-    describe(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
-        return {Hooks::describe(std::get<Is>(joinables))...};
-    }
-
-    /// The local checks and the hooks. A failure here fails on all ranks in the entry exchange.
-    template <class... Ks>
-    void
-    prepare(std::tuple<Js&...> const& joinables, detail::KeywordArgument<Ks> const&... keywords) {
-        auto const all = communicators(Sequence{});
-        detail::check_options(options_);
-        detail::check_same_ranks(all);
-        occupation_.begin(all, session_);
-        GuardView view{};
-        view.carries_accumulated = options_.carry_accumulated;
-        view.steps = detail::steps_parameters<Js...>;
-        view.reduces = detail::has_label<labels::gradients, Js...>;
-        view.lists_all_averaged = true;
-        std::apply(
-            [&](Js&... participant) {
-                (detail::list_averaged(participant, view), ...);
-                detail::check_states({{&participant.join_state(), detail::type_name<Js>(), {}}...});
-                check_claims(joinables, Sequence{});
-                (detail::check_guard(participant, view), ...);
-            },
-            joinables
-        );
-        if (options_.timeout) {
-            deadlines_.exchange(all, *options_.timeout);
-        }
-        hooks_ = std::make_unique<Hooks>(joinables, keywords...);
-    }
-
-    /// The batches that this rank has accumulated and not cleared.
-    static detail::Window window_of(std::tuple<Js&...> const& joinables) {
-        return std::apply(
-            [](Js&... participant) {
-                detail::forget_cleared(participant...);
-                return detail::common_window({detail::NamedState{
-                    &participant.join_state(),
-                    detail::join_name_of(participant),
-                    detail::averages_of(participant)
-                }...});
-            },
-            joinables
-        );
-    }
-
-    /// In hook order, by which texts number participants.
-    template <std::size_t... Is>
-    static void check_claims(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
-        ParameterClaims claims;
-        (detail::list_claims(std::get<Is>(joinables), claims), ...);
-        claims.require_disjoint();
-    }
-
-    template <class Rounds, std::size_t... Is>
-    void attach(std::tuple<Js&...> const& joinables, Rounds& rounds, std::index_sequence<Is...>) {
-        std::size_t position = 0;
-        auto const one = [&]<class J>(J& joinable, detail::Attachment& attachment) {
-            constexpr bool sees_all = !detail::has_takes_part<join_hook_t<J>>;
-            attachment.attach(
-                joinable.join_state(), rounds, {position++, detail::averages_of(joinable), sees_all}
-            );
-        };
-        (one(std::get<Is>(joinables), std::get<Is>(attachments_)), ...);
-    }
-
-    JoinOptions options_;
-    detail::Unwinding unwinding_;
-    Erased control_;
-    Controls controls_;
-    detail::Occupation occupation_;
-    detail::Deadlines deadlines_;
-    detail::Session session_;
-    std::unique_ptr<Hooks> hooks_;
-    detail::LocalRounds local_rounds_{options_, session_.turns()}; ///< used when it is not enabled
-    std::array<detail::Attachment, sizeof...(Js)> attachments_;
+    detail::Guard guard_;
 };
 
 }} // namespace joinable::v0
@@ -14323,8 +14799,8 @@ void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 );
 
-/// Refuses parameters without a value on `device`, parameters with elements at a null pointer, and
-/// parameters whose values or gradients share memory: they would be averaged and stepped more than
+/// Refuses parameters without a value on `device`, parameters with elements at a null pointer, trained
+/// ones whose elements share memory with each other, and parameters whose values or gradients share memory: they would be averaged and stepped more than
 /// once. Local.
 /// Complexity: sorts the parameters; compares those whose address ranges overlap.
 void check_parameters(ParameterList const& list, DeviceId device);
@@ -14431,8 +14907,12 @@ JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList cons
         AnyView const value = parameters[i].value();
         elements += value.numel();
         std::string text = to_text(value);
-        if (value.strides() != row_major_strides(value.extents())) {
-            text += ", strides " + to_text(value.strides());
+        if (!value.is_contiguous()) {
+            Shape strides = value.strides();
+            for (std::size_t d = 0; d < strides.size(); ++d) {
+                strides[d] = value.extents()[d] == 1 ? 1 : strides[d]; // which moves no element
+            }
+            text += ", strides " + to_text(strides);
         }
         text += parameters[i].requires_grad() ? "" : ", no requires_grad";
         list.add(describe_parameter(parameters, i), text);
@@ -14467,6 +14947,13 @@ JOINABLE_DEFINITION void check_parameters(ParameterList const& list, DeviceId de
     for (std::size_t i = 0; i < list.size(); ++i) {
         check_value(list, i, device);
         if (list[i].requires_grad()) {
+            if (AnyView const value = list[i].value();
+                is_overlapping(value.extents(), value.strides())) {
+                throw ContractViolation{
+                    describe_parameter(list, i) +
+                    text_of_overlap(value, "trained; give it a contiguous copy")
+                };
+            }
             check_gradient(list, i, list[i].grad());
         }
     }
@@ -14560,6 +15047,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// Whether the engine has cleared all gradients: each is absent, or its bytes are zero. Reads until the first
 /// byte that is not; copies gradients of a device to the host. Local.
+/// @throws ContractViolation  a gradient has elements, but no memory.
 [[nodiscard]] bool are_cleared(ParameterList const& parameters, Device& device);
 
 }}} // namespace joinable::v0::detail
@@ -14575,11 +15063,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION bool are_cleared(ParameterList const& parameters, Device& device) {
     ElementsOnHost elements{device};
-    for (AnyParameter const& parameter : parameters) {
-        AnyView const gradient = parameter.requires_grad() ? parameter.grad() : AnyView{};
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        AnyView const gradient = parameters[i].requires_grad() ? parameters[i].grad() : AnyView{};
         if (!gradient) {
             continue;
         }
+        check_gradient(parameters, i, gradient);
         auto const bytes = elements.read(gradient);
         if (!std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) {
                 return byte == std::byte{};
@@ -14736,7 +15225,7 @@ public:
     using BufferHook =
         std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)>;
 
-    /// Local. @throws ContractViolation  a buffer is missing or on another device.
+    /// Local. @throws ContractViolation  a buffer is missing, on another device, or cannot be written.
     ModuleState(
         Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
     )
@@ -14804,15 +15293,12 @@ public:
         std::optional<CoalescedBroadcast> broadcast;
         AgreementList compared;
         compared.begin_section("models differ: ");
-        std::exception_ptr error;
-        try {
+        std::exception_ptr const error = exception_of([&] {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
             agree_on(compared, list, "state tensor");
             all.emplace(attached_).append({list, "state tensor", device_of(comm_).id()});
             broadcast.emplace(list, piece_bytes, "state tensor", BufferMemory{comm_});
-        } catch (...) {
-            error = std::current_exception();
-        }
+        });
         ControlOver<Comm&> control{comm_};
         agree(control, compared, error);
         broadcast->run(comm_, 0);
@@ -14849,7 +15335,7 @@ struct PassHooks {
     /// Runs what is left of the passes of a round that does not sync.
     static void finish_passes(bool /*trains*/) noexcept {}
     /// @throws ContractViolation  values are held.
-    static void require_let_go() noexcept {}
+    static void require_released() noexcept {}
     /// Whether begin_round() is collective.
     [[nodiscard]] static bool meets_between_passes() noexcept { return false; }
     /// Between the passes of a round that syncs.
@@ -15176,7 +15662,10 @@ public:
                 if (ready_check_) {
                     ready_check_->release([this](std::size_t i) { reducer_->mark_ready(i); });
                 }
-                model_collectives_.end(round_);
+                // In another stage no joined rank follows, and the reducer refuses.
+                if (stage_ == Stage::backward) {
+                    model_collectives_.end(round_);
+                }
                 reducer_->finalize_backward();
                 end_reduction();
             }
@@ -15232,7 +15721,7 @@ public:
         guarded([&] {
             require_stepped();
             model_collectives_.require_pass("skip()");
-            hooks().require_let_go();      // before any collective, so skip() can be called again
+            hooks().require_released();    // before any collective, so skip() can be called again
             detail::forget_failure(*this); // the failure of the batch: peers need not learn of it
             ranges_.end_passes();
             auto const* const session = detail::session_of(state_);
@@ -15463,7 +15952,7 @@ protected:
             });
         }
     }
-    /// What f() throws on this rank alone. Outside an enabled guard no roll call tells the others,
+    /// Tells other ranks what f() throws on this rank alone. Outside an enabled guard no roll call tells the others,
     /// and they would wait for it.
     template <class F>
     void told_to_others(F const& f) {
@@ -15669,7 +16158,7 @@ protected:
         model_collectives_.reset();
         reducer_->begin_guard();
     }
-    /// On every path out of a guard. Runs no collective and does not wait.
+    /// On every path out of a guard. Runs no collective. Waits only for ranks that still use gradients of this one.
     void end_guard() noexcept {
         stage_ = Stage::idle;
         model_collectives_.reset();
@@ -15713,6 +16202,7 @@ protected:
         } catch (...) {
             end_ranges();
             detail::record_failure(*this, {});
+            reducer_->take_gradients_back([this] { detail::fail_at_once(*this); });
             throw;
         }
     }
@@ -15793,9 +16283,10 @@ public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
     /// `buffers` is the result of joinable::buffers(). All ranks agree on counts, extents, dtypes
     /// and options, then take rank 0's values.
-    /// @throws ContractViolation  Reducer refuses the arguments, a buffer is missing or on another
-    ///         device, or thread ranks train the same memory; the other ranks throw PeerFailed, as
-    ///         after any other local failure, such as std::bad_alloc.
+    /// @throws ContractViolation  Reducer refuses the arguments, a buffer is missing, on another
+    ///         device, or has elements that share memory (a stride of 0), or thread ranks train the
+    ///         same memory; the other ranks throw PeerFailed, as after any other local failure, such
+    ///         as std::bad_alloc.
     /// @throws Mismatch  ranks have different options or models; the text names the first option,
     ///         parameter or buffer that differs, with both values.
     template <class Parameters>
@@ -15974,8 +16465,7 @@ private:
         detail::ModelEntry entry{comm};
         AgreementList compared;
         std::optional<detail::CoalescedBroadcast> start;
-        std::exception_ptr error;
-        try {
+        std::exception_ptr const error = detail::exception_of([&] {
             ParameterList const list = list_parameters();
             detail::check_parameters(list, detail::device_of(comm).id());
             compared.begin_section("options differ: ");
@@ -16008,9 +16498,7 @@ private:
                 start.emplace(module_->plan_sync());
             }
             entry.enter(list, options.shares_values);
-        } catch (...) {
-            error = std::current_exception();
-        }
+        });
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
         entry.leave();
@@ -16369,14 +16857,18 @@ CapturedStep(...) -> CapturedStep<detail::NoHeader, int>;
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A reference to a named range, kept by address.
+/// A reference to a named range, kept by address. One that refers to none is empty.
 template <class Range>
 class RangeReference {
 public:
     RangeReference() = default;
     explicit constexpr RangeReference(Range& range) noexcept : range_{&range} {}
-    [[nodiscard]] constexpr auto begin() const { return std::begin(*range_); }
-    [[nodiscard]] constexpr auto end() const { return std::end(*range_); }
+    [[nodiscard]] constexpr auto begin() const {
+        return range_ == nullptr ? decltype(std::begin(*range_)){} : std::begin(*range_);
+    }
+    [[nodiscard]] constexpr auto end() const {
+        return range_ == nullptr ? decltype(std::end(*range_)){} : std::end(*range_);
+    }
 
 private:
     Range* range_ = nullptr;
@@ -16974,7 +17466,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION HomeProcess::HomeProcess() : id_{::getpid()} {
     [[maybe_unused]] static int const counts =
-        ::pthread_atfork(nullptr, nullptr, [] { ++forks(); });
+        pthread_atfork(nullptr, nullptr, [] { ++forks(); }); // a macro where no process forks
     forks_before_ = forks().load(std::memory_order_relaxed); // a fork from now on is counted
 }
 
@@ -17261,9 +17753,6 @@ inline constexpr std::size_t cache_line = 64;
     return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
-/// The bytes of a page, by which the system takes memory back. Some systems have pages of 64 KiB.
-[[nodiscard]] std::size_t page_size() noexcept;
-
 /// A part of a block of memory.
 struct BlockPart {
     std::size_t offset;
@@ -17371,6 +17860,74 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/communicator/shared_memory/board/system.hpp
+
+#if defined(__linux__)
+#include <climits>
+#include <ctime>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#include <thread>
+#endif
+
+/// @file
+/// What thread ranks ask the system for: to sleep until a word changes, even one that other processes
+/// write, and the size of a page. Besides config.hpp, which must not include system headers, this is the
+/// only header of thread ranks that differs between systems.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+using FutexWord = std::atomic<std::uint32_t>;
+static_assert(sizeof(FutexWord) == sizeof(std::uint32_t) && FutexWord::is_always_lock_free);
+
+#if defined(__linux__)
+
+/// Returns soon after `word` has changed from `seen` and a thread has called futex_wake_all, or at
+/// `end`. It may also return spuriously, so the caller checks again.
+inline void futex_wait(
+    FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end
+) noexcept {
+    auto const since_boot = end.time_since_epoch(); // the steady clock is CLOCK_MONOTONIC
+    auto const seconds = std::chrono::duration_cast<std::chrono::seconds>(since_boot);
+    std::timespec until{};
+    until.tv_sec = static_cast<decltype(until.tv_sec)>(seconds.count());
+    until.tv_nsec =
+        static_cast<decltype(until.tv_nsec)>(std::chrono::nanoseconds{since_boot - seconds}.count()
+        );
+    // FUTEX_WAIT takes a duration; this takes the time at which the wait ends.
+    syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, seen, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
+}
+
+inline void futex_wake_all(FutexWord& word) noexcept {
+    syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+/// The bytes of a page, by which the system takes memory back. Some systems have pages of 64 KiB.
+[[nodiscard]] inline std::size_t page_size() noexcept {
+    static auto const bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return bytes;
+}
+
+#else // no system calls: a wait looks again and again
+
+inline void
+futex_wait(FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end) {
+    if (word.load() == seen && std::chrono::steady_clock::now() < end) {
+        std::this_thread::sleep_for(std::chrono::microseconds{50});
+    }
+}
+inline void futex_wake_all(FutexWord&) noexcept {}
+
+[[nodiscard]] inline std::size_t page_size() noexcept {
+    return std::size_t{64} << 10U; // as large as any page that is known here
+}
+
+#endif
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/communicator/shared_memory/board/impl/group_memory.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
@@ -17379,15 +17936,9 @@ private:
 #include <cstdint>
 #include <iterator>
 #include <optional>
-#include <unistd.h>
 #include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION std::size_t page_size() noexcept {
-    static auto const bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    return bytes;
-}
 
 JOINABLE_DEFINITION
 Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve, Clear clear)
@@ -18004,6 +18555,9 @@ struct Request {
     Buffer out = {};           ///< empty if this rank receives nothing; may be `in`
     PartSizes sends = {};      ///< elements of `in` for each rank
     PartSizes expects = {};    ///< elements of `out` from each rank
+    /// Where `in` and `out`, which are the same, lie: they begin in the first piece. Empty: in one place. The list outlives
+    /// the collective.
+    BufferPieces pieces = {};
 };
 
 /// Makes the requests of one rank. Every transport uses it, so all check the same arguments with
@@ -18017,6 +18571,7 @@ struct RequestsOf {
 
     [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op) const;
     [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op, double factor) const;
+    [[nodiscard]] Request sum_pieces(BufferPieces const& buffer, double factor) const;
     [[nodiscard]] Request reduce(Buffer buffer, ReduceOp op, int root) const;
     [[nodiscard]] Request broadcast(Buffer buffer, int root) const;
     [[nodiscard]] Request barrier() const { return {}; }
@@ -18071,6 +18626,14 @@ RequestsOf::all_reduce(Buffer buffer, ReduceOp op, double factor) const {
         buffer,
         buffer
     };
+}
+
+JOINABLE_DEFINITION Request
+RequestsOf::sum_pieces(BufferPieces const& buffer, double factor) const {
+    Buffer const whole{buffer.list[0].data(), buffer.count(), buffer.dtype};
+    Request request = all_reduce(whole, ReduceOp::sum, factor);
+    request.pieces = buffer;
+    return request;
 }
 
 JOINABLE_DEFINITION Request RequestsOf::reduce(Buffer buffer, ReduceOp op, int root) const {
@@ -18385,10 +18948,12 @@ struct alignas(64) ArrivalLine {
     static constexpr std::size_t inline_bytes = 56;
     // The payload of a large collective:
     static constexpr std::size_t count = 0;
-    static constexpr std::size_t in = 1;  ///< address of the input, as an offset from the board
+    /// Address of the input, as an offset from the board; of the list of its pieces, if it has some.
+    static constexpr std::size_t in = 1;
     static constexpr std::size_t out = 2; ///< of the output, likewise
     static constexpr std::size_t factor = 3;
     static constexpr std::size_t ring = 4; ///< size of the ring that has both, in bytes; 0: no ring
+    static constexpr std::size_t pieces = 5; ///< their number; 0: it is in one place
     static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
     static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
     static constexpr std::uint64_t empty = sequence_mask; ///< no collective in a fresh slot has it
@@ -18842,64 +19407,6 @@ bool wait_at_most(std::chrono::nanoseconds time, Done const& done, Pause&& pause
     }
     return true;
 }
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/communicator/shared_memory/board/futex.hpp
-
-#if defined(__linux__)
-#include <climits>
-#include <ctime>
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#else
-#include <thread>
-#endif
-
-/// @file
-/// Lets a thread sleep until a word changes, even one that other processes write. Besides
-/// config.hpp, which must not include system headers, this is the only header that differs between
-/// systems.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-using FutexWord = std::atomic<std::uint32_t>;
-static_assert(sizeof(FutexWord) == sizeof(std::uint32_t) && FutexWord::is_always_lock_free);
-
-#if defined(__linux__)
-
-/// Returns soon after `word` has changed from `seen` and a thread has called futex_wake_all, or at
-/// `end`. It may also return spuriously, so the caller checks again.
-inline void futex_wait(
-    FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end
-) noexcept {
-    auto const since_boot = end.time_since_epoch(); // the steady clock is CLOCK_MONOTONIC
-    auto const seconds = std::chrono::duration_cast<std::chrono::seconds>(since_boot);
-    std::timespec until{};
-    until.tv_sec = static_cast<decltype(until.tv_sec)>(seconds.count());
-    until.tv_nsec =
-        static_cast<decltype(until.tv_nsec)>(std::chrono::nanoseconds{since_boot - seconds}.count()
-        );
-    // FUTEX_WAIT takes a duration; this takes the time at which the wait ends.
-    syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, seen, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
-}
-
-inline void futex_wake_all(FutexWord& word) noexcept {
-    syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-#else
-
-inline void
-futex_wait(FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end) {
-    if (word.load() == seen && std::chrono::steady_clock::now() < end) {
-        std::this_thread::sleep_for(std::chrono::microseconds{50});
-    }
-}
-inline void futex_wake_all(FutexWord&) noexcept {}
-
-#endif
 
 }}} // namespace joinable::v0::detail
 
@@ -19600,8 +20107,12 @@ private:
     /// The number of elements that rank `from` sends to rank `to`.
     [[nodiscard]] std::size_t share(int from, int to) const noexcept;
 
+    /// What a rank sums in place, if it is not in one place.
+    [[nodiscard]] BufferPieces pieces_of(int rank) const noexcept;
+    /// Up to which element, at most `end`, every rank has the elements from `begin` on in one place.
+    [[nodiscard]] std::size_t end_of_pieces(std::size_t begin, std::size_t end) const noexcept;
     /// The address of byte `offset` in a rank's input or output. If the rank has a ring, the bytes
-    /// up to the end of the slice follow it.
+    /// up to the end of the slice follow it; if it has pieces, those up to the end of the piece.
     [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept;
     [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
         return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
@@ -20276,8 +20787,9 @@ JOINABLE_DEFINITION void Exchange::run(std::size_t begin, std::size_t end) const
         std::size_t const size = size_of_block(b);
         std::size_t const from = (std::max)(begin, first);
         std::size_t const to = (std::min)(end, first + size);
-        if (from < to) {
-            run_part(block(b), from - first, to - first);
+        for (std::size_t at = from, after = from; at < to; at = after) {
+            after = end_of_pieces(at, to);
+            run_part(block(b), at - first, after - first);
         }
         first += size;
     }
@@ -20288,8 +20800,33 @@ JOINABLE_DEFINITION std::size_t Exchange::share(int from, int to) const noexcept
                                  : signature_.count;
 }
 
+JOINABLE_DEFINITION BufferPieces Exchange::pieces_of(int rank) const noexcept {
+    auto const& payload = board_.line(rank, sequence_).payload;
+    return {
+        reinterpret_cast<BufferPiece*>(board_.place_at(payload[ArrivalLine::in])),
+        static_cast<std::size_t>(payload[ArrivalLine::pieces]),
+        signature_.dtype
+    };
+}
+
+JOINABLE_DEFINITION std::size_t
+Exchange::end_of_pieces(std::size_t begin, std::size_t end) const noexcept {
+    std::size_t const element = size_of(signature_.dtype);
+    for (int rank = 0; rank < board_.size(); ++rank) {
+        if (auto const pieces = pieces_of(rank); pieces.number != 0) {
+            end = (std::min)(end, pieces.at(begin * element).end / element);
+        }
+    }
+    return end;
+}
+
 JOINABLE_DEFINITION std::byte*
 Exchange::shared(int rank, std::size_t word, std::size_t offset) const noexcept {
+    if (auto const pieces = pieces_of(rank); pieces.number != 0) {
+        BufferPiece const& piece = pieces.at(offset);
+        std::size_t const begin = &piece == pieces.list ? 0 : (&piece - 1)->end;
+        return board_.place_at(piece.at) + (offset - begin);
+    }
     auto const& payload = board_.line(rank, sequence_).payload;
     std::uint64_t const ring = payload[ArrivalLine::ring];
     return board_.place_at(payload[word]) + (ring == 0 ? offset : offset % ring);
@@ -20622,7 +21159,8 @@ public:
         ChunkProgress& mine = board.progress(rank, sequence_);
         auto const own = memory.own(sequence_);
         auto* const in = static_cast<std::byte*>(const_cast<void*>(own.in)); // is only read
-        OwnPlace const place{rank, in, static_cast<std::byte*>(own.out)};
+        bool const is_in_pieces = board.line(rank, sequence_).payload[ArrivalLine::pieces] != 0;
+        OwnPlace const place{is_in_pieces ? -1 : rank, in, static_cast<std::byte*>(own.out)};
         Exchange const exchange{board, sequence_, signature, place};
         for (bool moves = true; moves;) {
             moves = false;
@@ -20660,6 +21198,9 @@ public:
         return lent_ < limit_of_lending(board, rank) || can_compute(board) ||
                taken_ < done_by_all(board);
     }
+
+    /// A sign of progress: how often this rank has advanced.
+    [[nodiscard]] std::uint64_t moved() const noexcept { return lent_ + computed_ + taken_; }
 
     /// The ranks for which this rank waits, if it cannot advance.
     [[nodiscard]] std::vector<int> holding_up(Board& board) const;
@@ -21423,6 +21964,14 @@ public:
     /// Local. The ranks that have not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
+    /// For reducers: see has_sum_of_pieces.
+    [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
+        return rank_.is_in_reach(buffer);
+    }
+    Work sum_pieces(BufferPieces const& buffer, double factor) {
+        return post(this->requests().sum_pieces(buffer, factor));
+    }
+
     /// For ProgressThread.
     [[nodiscard]] Helper helper() noexcept { return {rank_.group().board(), rank_.rank()}; }
 
@@ -21546,8 +22095,14 @@ public:
     [[nodiscard]] static bool lend(std::uint64_t, ConstBuffer, Buffer, std::size_t) noexcept {
         return true;
     }
+    [[nodiscard]] static bool lend_pieces(std::uint64_t, BufferPieces const&) noexcept {
+        return true;
+    }
     [[nodiscard]] static LentAddresses lent(std::uint64_t, ConstBuffer in, Buffer out) noexcept {
         return {in.data, out.data};
+    }
+    [[nodiscard]] static LentAddresses lent(std::uint64_t, BufferPieces const& pieces) noexcept {
+        return {pieces.list, pieces.list};
     }
     [[nodiscard]] static LentAddresses own(std::uint64_t) noexcept { return {}; }
     static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
@@ -21586,7 +22141,14 @@ public:
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
     lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
+    /// Copies the list of pieces, which lie in arenas. Returns false as above.
+    /// @throws ContractViolation  there will never be room for it. Throws what the Room throws.
+    [[nodiscard]] bool lend_pieces(std::uint64_t sequence, BufferPieces const& pieces);
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
+        return loans_[sequence % loans_.size()].at;
+    }
+    /// The address of the list, twice.
+    [[nodiscard]] LentAddresses lent(std::uint64_t sequence, BufferPieces const&) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }
 
@@ -21610,10 +22172,13 @@ private:
         std::byte* copies = nullptr; ///< null: nothing was copied
         std::size_t bytes = 0;
         LentAddresses at = {};
-        ConstBuffer in = {}; ///< copied to `copies`
-        Buffer out = {};     ///< copied back from there
+        ConstBuffer in = {};    ///< copied to `copies`
+        Buffer out = {};        ///< copied back from there
+        std::size_t pieces = 0; ///< `copies` has so many, and their addresses once more
         bool is_kept = false;
     };
+    /// @throws ContractViolation  there will never be so much.
+    void require_room(std::size_t bytes) const;
     static void copy(void* to, void const* from, std::size_t bytes) noexcept {
         if (bytes != 0) {
             std::memcpy(to, from, bytes);
@@ -21654,15 +22219,7 @@ StagedMemory::lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size
     std::size_t const all = (std::max)(in_bytes, out_end);
     bool const is_sliced = ring != 0 && all > ring;
     std::size_t const bytes = is_sliced ? ring : all;
-    if (bytes > room_->size()) {
-        throw ContractViolation{concat(
-            "a collective of ",
-            bytes,
-            " bytes does not fit in the ",
-            room_->size(),
-            " bytes that a process rank shares: cut it into smaller ones"
-        )};
-    }
+    require_room(bytes);
     std::byte* const copies = bytes == 0 ? nullptr : room_->allocate(bytes);
     if (bytes != 0 && copies == nullptr) {
         return false;
@@ -21675,6 +22232,33 @@ StagedMemory::lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size
     }
     loan.at = {copies_in ? copies : in.data, copies_out ? copies + out_at : out.data};
     copy(copies, loan.in.data, loan.in.bytes());
+    return true;
+}
+
+JOINABLE_DEFINITION void StagedMemory::require_room(std::size_t bytes) const {
+    if (bytes > room_->size()) {
+        throw ContractViolation{concat(
+            "a collective of ",
+            bytes,
+            " bytes does not fit in the ",
+            room_->size(),
+            " bytes that a process rank shares: cut it into smaller ones"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION bool
+StagedMemory::lend_pieces(std::uint64_t sequence, BufferPieces const& pieces) {
+    std::size_t const of_list = pieces.number * sizeof(BufferPiece);
+    std::size_t const bytes = in_cache_lines(2 * of_list);
+    require_room(bytes);
+    std::byte* const list = room_->allocate(bytes);
+    if (list == nullptr) {
+        return false;
+    }
+    copy(list, pieces.list, of_list);
+    copy(list + of_list, pieces.list, of_list); // the others change the first to places
+    loans_[sequence % loans_.size()] = {list, bytes, {list, list}, {}, {}, pieces.number};
     return true;
 }
 
@@ -21714,6 +22298,10 @@ JOINABLE_DEFINITION void StagedMemory::keep(std::uint64_t sequence) noexcept {
     Loan& loan = loans_[sequence % loans_.size()];
     loan.is_kept = true;
     room_->keep_arena(loan.at.out);
+    auto const* const pieces = reinterpret_cast<BufferPiece const*>(loan.copies) + loan.pieces;
+    for (std::size_t k = 0; k < loan.pieces; ++k) {
+        room_->keep_arena(pieces[k].data());
+    }
 }
 
 }}} // namespace joinable::v0::detail
@@ -21907,7 +22495,7 @@ Endpoint<Group, Memory>::Endpoint(Group group, int rank, Memory memory) noexcept
 
 template <class Group, class Memory>
 std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
-    auto const& [signature, in, out, sends, expects] = request;
+    auto const& [signature, in, out, sends, expects, pieces] = request;
     make_room(signature);
     std::uint64_t const sequence = next_;
     std::size_t const bytes = signature.count * size_of(signature.dtype);
@@ -21924,7 +22512,10 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
     }
     if (!is_small) {
         std::size_t const ring = Slices::fit(signature.collective) ? Slices::ring_bytes(board_) : 0;
-        while (!memory_.lend(sequence, in, out, ring)) {
+        while (
+            !(pieces.number == 0 ? memory_.lend(sequence, in, out, ring)
+                                 : memory_.lend_pieces(sequence, pieces))
+        ) {
             if (retired_ == next_) {
                 throw ContractViolation{
                     "a collective finds no place in the memory that a rank shares: wait for "
@@ -21933,11 +22524,17 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
             }
             finish(retired_);
         }
-        LentAddresses const at = memory_.lent(sequence, in, out);
+        LentAddresses const at =
+            pieces.number == 0 ? memory_.lent(sequence, in, out) : memory_.lent(sequence, pieces);
+        for (std::size_t k = 0; k < pieces.number; ++k) {
+            BufferPiece& piece = static_cast<BufferPiece*>(at.out)[k];
+            piece.at = board_.place_of(piece.data());
+        }
         line.payload[ArrivalLine::in] = board_.place_of(at.in);
         line.payload[ArrivalLine::out] = board_.place_of(at.out);
         line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(signature.factor);
         line.payload[ArrivalLine::ring] = at.ring;
+        line.payload[ArrivalLine::pieces] = pieces.number;
         if (signature.has_counts) {
             auto const mine = board_.sends(rank_, sequence);
             reserve_once(counts_, sequence, mine.data(), 2 * mine.size_bytes());
@@ -21971,14 +22568,36 @@ bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
         return true;
     }
     Pending& pending = pending_of(sequence);
-    return arrival_of(sequence) == Arrival::waiting &&
-           has_polled_too_long(
-               pending.polled,
-               [&] { return board_.missing(sequence); },
-               "arrive",
-               [&] { return "waits in " + pending.signature.text(); }
-           ) &&
-           progress(sequence); // throws unless all have arrived meanwhile
+    auto const has_polled_too_long = [&](auto const& holding_up, char const* to_do) {
+        return this->has_polled_too_long(pending.polled, holding_up, to_do, [&] {
+            return "waits in " + pending.signature.text();
+        });
+    };
+    if (!pending.has_agreed) {
+        return has_polled_too_long([&] { return board_.missing(sequence); }, "arrive") &&
+               progress(sequence); // throws unless all have arrived meanwhile
+    }
+    if (!Memory::needs_slices) {
+        return false; // a thread never stops for long
+    }
+    if (pending.is_sliced && !board_.is_aborted()) {
+        auto const holding_up = [&] {
+            return pending.pipeline.can_advance(board_, rank_)
+                       ? std::vector<int>{}
+                       : pending.pipeline.holding_up(board_);
+        };
+        return has_polled_too_long(holding_up, "copy a slice") && progress(sequence);
+    }
+    if (!pending.polled.reaches(deadline_)) {
+        return false;
+    }
+    pending.polled = {};
+    if (pending.is_sliced) { // the deadline of a group that had failed before
+        give_up(sequence);
+        throw_lost(sequence);
+    }
+    give_up_on_computing(sequence);
+    return progress(sequence);
 }
 
 template <class Group, class Memory>
@@ -22025,13 +22644,18 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
                     size()};
         }
         pending.has_agreed = true;
+        pending.polled = {}; // not the time before the last rank came
     }
     if (pending.is_small) {
         combine_contributions(
             board_, sequence, pending.signature, pending.is_on_line, rank_, pending.out
         );
     } else if (pending.is_sliced) {
+        std::uint64_t const moved = pending.pipeline.moved();
         if (!pending.pipeline.advance(board_, pending.signature, rank_, memory_)) {
+            if (pending.pipeline.moved() != moved) {
+                pending.polled = {};
+            }
             if (pending.pipeline.is_lost(board_)) {
                 give_up(sequence);
                 if (!pending.pipeline.is_in_use(board_)) {
@@ -22460,6 +23084,7 @@ struct Message {
     Buffer buffer = {};
     PendingMessage* pending = nullptr; ///< while it waits; null: delivered
     WaitClock polled = {};
+    bool is_taken = false; ///< a test has seen that the other side copies it
     bool is_lost = false;
 
     [[nodiscard]] std::string text() const {
@@ -22482,6 +23107,10 @@ public:
     [[nodiscard]] Group const& group() const noexcept { return group_; }
     [[nodiscard]] std::shared_ptr<GroupStorage<Memory>> const& storage() const noexcept {
         return storage_;
+    }
+    /// Whether other ranks can reach the buffer itself. A message is not copied then.
+    [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
+        return storage_->memory().reaches(buffer);
     }
 
     /// Makes a group of these ranks of this group, in their order; this rank is the first. Returns
@@ -22554,12 +23183,9 @@ private:
     /// Whether the message was delivered. If not, the other side can no longer find it, or the
     /// other process was stopped while it copied the message and keeps it.
     [[nodiscard]] bool is_delivered(Message& message);
-    void abort_for_copy(Message const& message);
+    /// The other process was stopped while it copied the message, and keeps it.
+    void give_up_on_copy(Message& message);
 
-    /// Whether the other side can reach the buffer itself. There is no copy then.
-    [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
-        return storage_->memory().reaches(buffer);
-    }
     [[nodiscard]] std::size_t bytes_of(Message const& message) const noexcept {
         return sizeof(PendingMessage) + (is_in_reach(message.buffer) ? 0 : message.buffer.bytes());
     }
@@ -22671,7 +23297,22 @@ bool GroupRank<Memory>::test(Message& message) {
             [&] { return "waits in " + message.text(); }
         );
     };
-    return progress(message) || (has_polled_too_long() && progress(message));
+    if (progress(message)) {
+        return true;
+    }
+    if (Memory::is_all_in_reach || waits(message)) {
+        return has_polled_too_long() && progress(message);
+    }
+    // The other process copies, or was stopped while it did.
+    if (!std::exchange(message.is_taken, true)) {
+        message.polled = {}; // not the time before it came
+    }
+    if (message.polled.reaches(this->deadline())) {
+        give_up_on_copy(message);
+        message.is_lost = true;
+        throw_loss(message);
+    }
+    return false;
 }
 
 template <class Memory>
@@ -22764,11 +23405,7 @@ bool GroupRank<Memory>::is_delivered(Message& message) {
         // A thread never stops for long, and even a late one still copies to this rank's buffer.
         while (!this->wait(is_over, this->deadline())) {
             if (!Memory::is_all_in_reach) {
-                abort_for_copy(message);
-                if (!message.is_send) {
-                    storage_->memory().keep_arena(message.buffer.data);
-                }
-                message.pending = nullptr;
+                give_up_on_copy(message);
                 return false;
             }
         }
@@ -22787,7 +23424,7 @@ bool GroupRank<Memory>::is_delivered(Message& message) {
 }
 
 template <class Memory>
-void GroupRank<Memory>::abort_for_copy(Message const& message) {
+void GroupRank<Memory>::give_up_on_copy(Message& message) {
     group_.abort(
         reason_of_delay(
             {message.peer},
@@ -22798,6 +23435,10 @@ void GroupRank<Memory>::abort_for_copy(Message const& message) {
         ),
         this->rank()
     );
+    if (!message.is_send) {
+        storage_->memory().keep_arena(message.buffer.data);
+    }
+    message.pending = nullptr;
 }
 
 template <class Memory>
@@ -23307,6 +23948,16 @@ private:
     );
     ProcessCommunicator(ProcessCommunicator const& parent, Slot const& slot);
 };
+
+}} // namespace joinable::v0
+
+#else
+
+namespace joinable { inline namespace v0 {
+
+/// Explains itself where it is used.
+class [[gnu::unavailable("process ranks need Linux: elsewhere use run_threads()"
+)]] ProcessCommunicator;
 
 }} // namespace joinable::v0
 
@@ -24028,7 +24679,7 @@ public:
     }
 
     /// Whether rank 0 has shown a notice that has ended. Rank 0 has then published the table, or
-    /// failed. What has ended before this rank looks for the first time is an older job's.
+    /// failed. A notice that had ended at this rank's first look is an older job's.
     [[nodiscard]] bool has_ended(bool is_first) {
         if (!object_) {
             find(is_first);
@@ -24459,8 +25110,8 @@ private:
         );
     }
 
-    /// Checks that this process may use the object, and returns for how many ranks it was made. What a
-    /// dead job has left may be for another number than this job has.
+    /// Checks that this process may use the object, and returns for how many ranks it was made. A
+    /// dead job may have left one for another number.
     static int usable_size(SharedObject const& object, std::string const& path) {
         auto const refuse = [&](std::string const& expected, std::string const& given) {
             throw CommunicationError{concat(
@@ -24694,8 +25345,14 @@ public:
             thread_ = std::thread{[&helps = *helper] { helps.run(); }};
         }
     }
-    /// Local. Returns after the chunk that the thread is computing, or after its turn over MPI.
+    /// Local. Returns after the chunk that the thread is computing, or after its turn over MPI. Does
+    /// nothing in a process that was forked meanwhile, which does not have the thread.
     ~ProgressThread() {
+        if (!home_.is_here()) { // the thread may hold a lock there for ever, and cannot be joined
+            static_cast<void>(new std::function<void()>{std::move(stop_)});
+            static_cast<void>(new std::thread{std::move(thread_)});
+            return;
+        }
         stop_();
         thread_.join();
     }
@@ -24705,6 +25362,7 @@ public:
 private:
     std::function<void()> stop_; ///< owns what the thread runs
     std::thread thread_;
+    detail::HomeProcess home_;
 };
 
 }} // namespace joinable::v0
@@ -25141,7 +25799,7 @@ template <class T>
 /// A process with other threads is refused unless `options` say `{.other_threads = true}`. The
 /// thread sanitizer has a thread of its own, so under it nothing is counted.
 ///
-/// What C's streams hold is written before the ranks start, and when a body ends. After
+/// Buffered output of C's streams is written before the ranks start, and when a body ends. After
 /// `std::ios::sync_with_stdio(false)` std::cout has a buffer of its own, so flush it before the call
 /// and at the end of the body; else each rank prints again what it held, and its own text is lost.
 ///
@@ -25175,6 +25833,21 @@ void run_processes(F const&, int) {
     static_assert(
         std::convertible_to<F, int>,
         "run_processes: the number of ranks comes first, as in run_processes(4, body)"
+    );
+}
+
+}} // namespace joinable::v0
+
+#else
+
+namespace joinable { inline namespace v0 {
+
+/// Explains itself where it is called.
+template <class... Given>
+void run_processes(Given const&...) {
+    static_assert(
+        sizeof...(Given) > 100,
+        "run_processes: process ranks need Linux: elsewhere use run_threads()"
     );
 }
 
@@ -25651,7 +26324,7 @@ private:
         }
     }
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {
-        auto const& [signature, in, out, sends, expects] = request;
+        auto const& [signature, in, out, sends, expects, pieces] = request;
         throw_if_aborted();
         if (detail::is_scaled(signature.collective)) {
             auto const view = [](void const* data, Buffer const& like) {
@@ -26207,8 +26880,8 @@ template <class Range>
 /// `sizes` is only read during the call.
 ///
 /// Such gradients cannot be views of buckets (`gradient_as_bucket_view`), because kernels write
-/// them to fixed addresses. Each gradient is copied into its bucket when it is ready, and the
-/// average is copied back. The backward pass still overlaps with the reductions;
+/// them to fixed addresses. Unless ranks sum them where they lie (see that option), each gradient is copied into its
+/// bucket when it is ready, and the average is copied back. The backward pass still overlaps with the reductions;
 /// tests/benchmarks/README.md has the cost of the copies. If an engine finds each gradient through
 /// its own pointer, which others may set, specialise `parameter_traits` with `set_grad` instead.
 /// @throws ContractViolation  a size is negative, or the sizes sum to more than the number of
@@ -26267,11 +26940,13 @@ flat_parameters(Values&& values, Gradients&& gradients, Sizes const& sizes, Devi
 namespace joinable { inline namespace v0 {
 
 /// A tensor of one of several types, such as an engine's `std::variant<FloatTensor, HalfTensor>`.
-/// It is writable if every alternative is. All members throw std::bad_variant_access if the variant
+/// It is writable if every alternative is, and column-major if every one is. All members throw std::bad_variant_access if the variant
 /// is valueless by exception.
 template <class... Ts>
     requires(Tensor<Ts> && ...)
 struct tensor_traits<std::variant<Ts...>> {
+    static constexpr bool is_column_major = (detail::is_column_major<Ts> && ...);
+
     static DType dtype(std::variant<Ts...> const& t) {
         return std::visit([](auto const& tensor) { return joinable::dtype(tensor); }, t);
     }
@@ -26294,6 +26969,30 @@ struct tensor_traits<std::variant<Ts...>> {
     }
     static DeviceId device(std::variant<Ts...> const& t) {
         return std::visit([](auto const& tensor) { return joinable::device(tensor); }, t);
+    }
+    static std::size_t storage_bytes(std::variant<Ts...> const& t)
+        requires(detail::has_storage_bytes<Ts> || ...)
+    {
+        return std::visit(
+            []<class T>(T const& tensor) {
+                if constexpr (detail::has_storage_bytes<T>) {
+                    return detail::traits_of<T>::storage_bytes(tensor);
+                } else {
+                    return detail::max_bytes; // it does not say
+                }
+            },
+            t
+        );
+    }
+    static void check_reduction(std::variant<Ts...> const& t, ReduceOp op) {
+        std::visit(
+            [op]<class T>(T const& tensor) {
+                if constexpr (requires { detail::traits_of<T>::check_reduction(tensor, op); }) {
+                    detail::traits_of<T>::check_reduction(tensor, op);
+                }
+            },
+            t
+        );
     }
 };
 

@@ -1287,7 +1287,7 @@ struct MpiOperation {
     /// Takes `memory` for buffers that MPI must not have, and copies the inputs there. `is_wide`:
     /// 16-bit numbers are sent as f32 if they are combined.
     void prepare(Request const& request, MpiMemory& memory, bool is_wide) {
-        auto const& [signature, in, out, sends, expects] = request;
+        auto const& [signature, in, out, sends, expects, pieces] = request;
         widens_ = is_wide && is_half_precision(signature.dtype) && signature.is_reduction();
         dtype_ = signature.dtype;
         transfer = {signature, nullptr, nullptr, sends, expects};
@@ -3379,9 +3379,9 @@ public:
     MpiCommunicator(MpiCommunicator const&) = delete;
     MpiCommunicator& operator=(MpiCommunicator const&) = delete;
     /// Collective. Waits for all ranks up to the deadline, or for 2 s after an abort. Ranks that
-    /// wait for this one throw PeerFailed. During unwinding it aborts without waiting. What it has
-    /// done its part of the others may then still complete, for up to 1 s: that may be how they
-    /// hear why it unwinds.
+    /// wait for this one throw PeerFailed. During unwinding it aborts without waiting. Other
+    /// ranks may still complete, for up to 1 s, collectives to which this rank has contributed; these
+    /// may tell them why.
     ~MpiCommunicator() {
         if (rank_->is_here()) {
             held()->close(unwinding_.has_begun());

@@ -166,7 +166,7 @@ public:
     /// Empty also if that is not supported.
     [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
 
-    /// Memory that all ranks share; empty if that is not supported.
+    /// Memory that all ranks share; empty if that is not supported, or they are on several machines.
     [[nodiscard]] virtual Arena share(std::size_t bytes) = 0;
     [[nodiscard]] virtual bool can_split() const noexcept = 0;
     /// Null if that is not supported.
@@ -196,10 +196,16 @@ public:
 
     [[nodiscard]] Arena share(std::size_t bytes) override {
         if constexpr (SharesMemory<Comm>) {
-            return this->communicator().share(bytes);
-        } else {
-            return {};
+            auto& comm = this->communicator();
+            try {
+                return comm.share(bytes);
+            } catch (ContractViolation const&) { // on all ranks: they are on several machines
+                if (comm.is_aborted()) {
+                    throw;
+                }
+            }
         }
+        return {};
     }
     [[nodiscard]] bool can_split() const noexcept override { return Splits<Comm>; }
     [[nodiscard]] std::unique_ptr<NcclControl> split(int color, int key) override {
@@ -2282,11 +2288,12 @@ public:
     }
     /// Local. Reports that this rank is still working: ranks that wait for it wait for one more
     /// deadline from now. Waits for collectives learn of it if the control communicator models
-    /// SharesMemory; waits of the control communicator do if it models RenewsDeadline.
+    /// SharesMemory and its ranks are on one machine; waits of the control communicator do if it models
+    /// RenewsDeadline.
     /// @throws ContractViolation  it models neither.
     void keep_alive() { rank_.keep_alive(); }
     /// Local. The ranks that have not posted this rank's oldest unfinished collective. Empty if the
-    /// control communicator does not model SharesMemory.
+    /// control communicator does not model SharesMemory, or its ranks are on several machines.
     [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
 protected:
@@ -2348,12 +2355,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// usable.
 template <class Local>
 void prepare_together(NcclRank& rank, Local const& local) {
-    std::exception_ptr error;
-    try {
-        local();
-    } catch (...) {
-        error = std::current_exception();
-    }
+    std::exception_ptr const error = exception_of(local);
     throw_if_any_failed(
         error,
         [&] {

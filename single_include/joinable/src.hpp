@@ -11,6 +11,8 @@
 /// file includes this header before any other header of the library. The target joinable::compiled
 /// has such a file.
 #define JOINABLE_SOURCE
+#if defined(__linux__)
+#endif
 
 #include "join.hpp"
 #include "tcp.hpp"

@@ -227,7 +227,7 @@ public:
         : limit_{limit} {}
 
     [[nodiscard]] TimePoint next_look() const noexcept { return next_; }
-    /// Looks when it is time. What was acknowledged between two looks counts, so nothing is
+    /// Looks when it is time. Bytes acknowledged between two looks count, so nothing is
     /// lost because this process looks late.
     [[nodiscard]] bool is_lost(Socket const& socket, TimePoint now) noexcept;
 
@@ -484,8 +484,10 @@ JOINABLE_DEFINITION Socket listen_at(std::string const& address, std::uint16_t p
         error = found.first() == nullptr ? found.error() : error;
         for (auto const* at = found.first(); at != nullptr; at = at->ai_next) {
             Socket socket{open_socket(*at)};
-            socket.set(SOL_SOCKET, SO_REUSEADDR, 1);
-            if (at->ai_family == AF_INET6) {
+            if (socket.is_open()) { // else the error is the one that open_socket() met
+                socket.set(SOL_SOCKET, SO_REUSEADDR, 1);
+            }
+            if (socket.is_open() && at->ai_family == AF_INET6) {
                 socket.set(IPPROTO_IPV6, IPV6_V6ONLY, 0);
             }
             if (socket.is_open() && ::bind(socket.handle(), at->ai_addr, at->ai_addrlen) == 0 &&
@@ -2567,7 +2569,9 @@ namespace detail {
 
 // ---- joinable/communicator/tcp/communicator.hpp
 
-#if defined(__linux__) // elsewhere there are no such sockets
+#if !defined(__linux__)
+#error "<joinable/tcp.hpp> needs the sockets of Linux; elsewhere ranks are threads"
+#endif
 
 namespace joinable { inline namespace v0 {
 
@@ -2755,12 +2759,9 @@ struct TcpInside {
 
 }} // namespace joinable::v0
 
-#endif
-
 // ---- joinable/communicator/tcp/detail/connect.hpp
 
 #if JOINABLE_HAS_DEFINITIONS
-#if defined(__linux__)
 
 #include <algorithm>
 #include <chrono>
@@ -2864,13 +2865,10 @@ namespace joinable { inline namespace v0 { namespace detail {
 }}} // namespace joinable::v0::detail
 
 #endif
-#endif
 
 // ---- joinable/communicator/tcp/impl/communicator.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
-
-#if defined(__linux__)
 
 #include <cerrno>
 #include <cstddef>
@@ -3034,8 +3032,6 @@ TcpCommunicator::post(detail::Request const& request, detail::Descriptor const& 
 }
 
 }} // namespace joinable::v0
-
-#endif
 
 #endif
 

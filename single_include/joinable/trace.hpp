@@ -4,6 +4,7 @@
 // joinable in single headers, for projects that copy files. Generated from include/joinable by
 // single_include/amalgamate.py: change the headers there, not this file.
 
+#include <bit>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -34,6 +35,7 @@ enum class TraceKind : std::uint32_t {
     roll_call, ///< from announcing a round to its verdict
     wait,      ///< blocked in a roll call
     bucket,    ///< the collective of bucket `index`, of `value` bytes; on a device only its launch
+    sample,    ///< a number of the program at the moment `begin`, see TraceTimeline::sample()
 };
 
 /// A range of time on one rank. Times are nanoseconds of std::chrono::steady_clock. Plain bytes
@@ -44,6 +46,9 @@ struct TraceEvent {
     std::uint64_t value = 0;
     std::uint32_t index = 0;
     TraceKind kind = TraceKind::round;
+
+    /// The number of a sample.
+    [[nodiscard]] constexpr double number() const noexcept { return std::bit_cast<double>(value); }
 
     friend constexpr bool operator==(TraceEvent const&, TraceEvent const&) = default;
 };
@@ -76,10 +81,11 @@ public:
     class [[nodiscard]] Range {
     public:
         Range(Range&& other) noexcept
-            : timeline_{std::exchange(other.timeline_, nullptr)}, event_{other.event_} {}
+            : timeline_{std::exchange(other.timeline_, nullptr)}, start_{other.start_},
+              event_{other.event_} {}
         Range& operator=(Range&&) = delete;
         ~Range() {
-            if (timeline_ != nullptr) {
+            if (timeline_ != nullptr && timeline_->is_recording_ && timeline_->starts_ == start_) {
                 event_.end = ticks(Clock::now());
                 timeline_->add(event_);
             }
@@ -93,13 +99,14 @@ public:
             std::uint64_t value = 0,
             std::uint32_t index = 0
         ) noexcept
-            : timeline_{timeline.is_recording_ ? &timeline : nullptr} {
+            : timeline_{timeline.is_recording_ ? &timeline : nullptr}, start_{timeline.starts_} {
             if (timeline_ != nullptr) {
                 event_ = {ticks(Clock::now()), 0, value, index, kind};
             }
         }
 
         TraceTimeline* timeline_;
+        std::uint64_t start_; ///< by which it is recorded
         TraceEvent event_;
     };
 
@@ -108,17 +115,27 @@ public:
     TraceTimeline& operator=(TraceTimeline const&) = delete;
 
     /// Discards recorded events and records up to `capacity` new ones, of 32 bytes each. A training round
-    /// takes four, and one more for each bucket and each wait.
+    /// takes four, and one more for each bucket, each wait and each sample.
     /// @throws std::bad_alloc  nothing has changed.
     void start(std::size_t capacity) {
         std::vector<TraceEvent> events(capacity); // writes to all pages, so none is mapped later
         events_.swap(events);
         count_ = 0;
         dropped_ = 0;
+        ++starts_;
         is_recording_ = true;
     }
-    /// Records nothing more. Recorded events stay.
+    /// Records nothing more, nor the ranges that have begun. Recorded events stay.
     void stop() noexcept { is_recording_ = false; }
+
+    /// Records a number of the program, such as the loss of a batch: pictures draw its mean over ranks as a
+    /// curve below the lanes, and traces for Perfetto have it as a counter of the rank.
+    void sample(double number) noexcept {
+        if (is_recording_) {
+            std::int64_t const now = ticks(Clock::now());
+            add({now, now, std::bit_cast<std::uint64_t>(number), 0, TraceKind::sample});
+        }
+    }
 
     /// The recorded events, in the order in which they ended.
     [[nodiscard]] std::span<TraceEvent const> events() const noexcept {
@@ -160,6 +177,7 @@ private:
     std::size_t count_ = 0;          ///< recorded events, at the front
     std::uint64_t dropped_ = 0;
     std::uint64_t rounds_ = 0;
+    std::uint64_t starts_ = 0;
     bool is_recording_ = false;
 };
 static_assert(Timeline<TraceTimeline>);
@@ -279,17 +297,29 @@ JOINABLE_DEFINITION void add_times(DataParallelReport& report, std::span<TraceEv
             return std::chrono::nanoseconds{(std::max)(end - begin, std::int64_t{0})};
         }
     };
-    Range forward;
-    Range backward;
-    Range buckets;
-    auto const forget = [&] { forward = backward = buckets = {}; };
-    for (TraceEvent const& event : events) { // a round ends after what is in it
-        switch (event.kind) {
-        case TraceKind::forward: forward.add(event); break;
-        case TraceKind::backward: backward.add(event); break;
-        case TraceKind::bucket: buckets.add(event); break;
-        case TraceKind::shadow_round: forget(); break;
-        case TraceKind::round: {
+    std::size_t first = 0; // of the events since the last round
+    for (std::size_t i = 0; i < events.size(); ++i) {
+        TraceEvent const& event = events[i];
+        bool const trains = event.kind == TraceKind::round;
+        if (trains) { // a round ends after what is in it
+            Range forward;
+            Range backward;
+            Range buckets;
+            for (TraceEvent const& inner : events.subspan(first, i - first)) {
+                if (inner.begin < event.begin) {
+                    continue; // of an evaluation, or of a round that was not recorded whole
+                }
+                switch (inner.kind) {
+                case TraceKind::forward: forward.add(inner); break;
+                case TraceKind::backward: backward.add(inner); break;
+                case TraceKind::bucket: buckets.add(inner); break;
+                case TraceKind::round:
+                case TraceKind::shadow_round:
+                case TraceKind::roll_call:
+                case TraceKind::wait:
+                case TraceKind::sample: break;
+                }
+            }
             Range const both{
                 (std::max)(backward.begin, buckets.begin), (std::min)(backward.end, buckets.end)
             };
@@ -299,11 +329,9 @@ JOINABLE_DEFINITION void add_times(DataParallelReport& report, std::span<TraceEv
             report.backward += backward.length();
             *report.buckets += buckets.length();
             *report.overlap += both.length();
-            forget();
-            break;
         }
-        case TraceKind::roll_call:
-        case TraceKind::wait: break;
+        if (trains || event.kind == TraceKind::shadow_round) {
+            first = i + 1;
         }
     }
     auto const rounds =
@@ -401,6 +429,7 @@ struct Trace {
 /// |----------------------------------|-------------------------------------------------------------|
 /// | complete ("X"), nested           | round, shadow round, roll call, forward, wait, backward     |
 /// | asynchronous ("b" and "e")       | buckets, as they overlap                                    |
+/// | counter ("C")                    | samples; JSON has no number for those that are not finite   |
 /// | metadata ("M")                   | the names of the tracks                                     |
 /// | instant ("i")                    | how many events a rank dropped, if it dropped any           |
 ///
@@ -418,6 +447,8 @@ void write_json(Trace const& trace, std::function<void(std::string_view)> const&
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 
@@ -464,6 +495,8 @@ private:
         for (TraceEvent const& event : events) {
             if (event.kind == TraceKind::bucket) {
                 write_bucket(event);
+            } else if (event.kind == TraceKind::sample) {
+                write_sample(event);
             } else {
                 write_complete(event);
             }
@@ -517,6 +550,14 @@ private:
         text_ += id;
         append_time("ts", event.end);
         text_ += '}';
+    }
+    void write_sample(TraceEvent const& event) {
+        if (std::isfinite(event.number())) {
+            begin_event("C", "sample");
+            append_time("ts", event.begin);
+            std::string const number = number_text(event.number(), std::chars_format::general, 17);
+            text_ += concat(",\"args\":{\"number\":", number, "}}");
+        }
     }
 
     void begin_event(char const* phase, std::string_view name) {
@@ -574,8 +615,10 @@ namespace joinable { inline namespace v0 {
 /// A picture has the same width for a run of any length. A column of a lane is filled in proportion to how
 /// its time was spent: if it has two colours, both happened within it. Waits for gradients of other ranks
 /// are a part of training and shadowing. Time outside rounds, such as that of the optimizer, has the
-/// colour of the empty lane. Browsers draw the picture light or dark, by the setting of the reader's system.
-[[nodiscard]] std::string to_svg(Trace const& trace);
+/// colour of the empty lane. A curve below the lanes, with the name `samples`, is the mean of what ranks gave
+/// TraceTimeline::sample() in the time of a column; samples that are not finite are left out. Browsers draw the
+/// picture light or dark, by the setting of the reader's system.
+[[nodiscard]] std::string to_svg(Trace const& trace, std::string_view samples = "sample");
 
 }} // namespace joinable::v0
 
@@ -591,6 +634,7 @@ namespace joinable { inline namespace v0 {
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -705,10 +749,68 @@ private:
     std::size_t shadow_rounds_ = 0;
 };
 
+/// The mean of the samples of all ranks in each column of the picture.
+class Curve {
+public:
+    void add(RankTrace const& rank, std::int64_t begin, std::int64_t end) {
+        for (TraceEvent const& event : rank.events) {
+            if (event.kind == TraceKind::sample && std::isfinite(event.number())) {
+                double const share =
+                    static_cast<double>(event.begin - begin) / static_cast<double>(end - begin);
+                auto const column =
+                    static_cast<std::size_t>((std::clamp)(share, 0.0, 1.0) * Lane::columns);
+                Column& here = columns_[(std::min)(column, Lane::columns - 1)];
+                here.mean += (event.number() - here.mean) / static_cast<double>(++here.count);
+            }
+        }
+    }
+
+    /// The least and the largest mean, or nothing without samples.
+    [[nodiscard]] std::optional<std::pair<double, double>> range() const {
+        std::optional<std::pair<double, double>> found;
+        for (Column const& column : columns_) {
+            if (column.count != 0) {
+                auto const [least, largest] = found.value_or(std::pair{column.mean, column.mean});
+                found = std::pair{(std::min)(least, column.mean), (std::max)(largest, column.mean)};
+            }
+        }
+        return found;
+    }
+
+    /// The points of an SVG polyline, in a chart at these coordinates whose height is the range.
+    [[nodiscard]] std::string points(int x, int y, int height) const {
+        auto const [least, largest] = range().value();
+        std::string text;
+        std::size_t points = 0;
+        auto const add = [&](std::size_t column, double share) {
+            double const at = std::round(10 * (y + height * (1 - share))) / 10;
+            text += concat(text.empty() ? "" : " ", x + static_cast<int>(column), ",", at);
+            ++points;
+        };
+        for (std::size_t c = 0; c < Lane::columns; ++c) {
+            if (columns_[c].count != 0) {
+                add(c, largest > least ? (columns_[c].mean - least) / (largest - least) : 0.5);
+            }
+        }
+        if (points == 1) { // a line of one point is not drawn
+            std::string const one = text;
+            text += concat(" ", x, one.substr(one.find(',')));
+        }
+        return text;
+    }
+
+private:
+    struct Column {
+        double mean = 0;
+        std::size_t count = 0;
+    };
+    std::array<Column, Lane::columns> columns_{};
+};
+
 /// Puts the parts of a picture one below another.
 class Picture {
 public:
-    explicit Picture(Trace const& trace) {
+    Picture(Trace const& trace, std::string_view samples) : samples_{samples} {
         begin_ = (std::numeric_limits<std::int64_t>::max)();
         for (RankTrace const& rank : trace.ranks) {
             dropped_ += rank.dropped;
@@ -717,13 +819,12 @@ public:
                 end_ = (std::max)(end_, event.end);
             }
         }
-        is_empty_ = end_ <= begin_;
-        if (is_empty_) {
-            begin_ = 0;
-            end_ = 1;
-        }
+        is_empty_ = begin_ > end_;
+        begin_ = is_empty_ ? 0 : begin_;
+        end_ = (std::max)(end_, begin_ + 1);
         for (RankTrace const& rank : trace.ranks) {
             lanes_.emplace_back(rank, begin_, end_);
+            curve_.add(rank, begin_, end_);
         }
         auto const ranks = static_cast<int>(lanes_.size());
         height_ = ranks <= 4 ? 32 : ranks <= 8 ? 24 : ranks <= 16 ? 18 : 12;
@@ -732,7 +833,8 @@ public:
 
     [[nodiscard]] std::string draw() const {
         auto const ranks = static_cast<int>(lanes_.size());
-        int const bottom = top + ranks * (height_ + gap_);
+        int const below_lanes = top + ranks * (height_ + gap_);
+        int const bottom = below_lanes + (curve_.range() ? above_curve + curve_height + 8 : 0);
         std::string text = concat(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ",
             width,
@@ -759,7 +861,7 @@ public:
         for (int rank = 0; rank < ranks; ++rank) {
             text += lane(rank, top + rank * (height_ + gap_));
         }
-        text += axis(bottom) + "</svg>\n";
+        text += curve(below_lanes + above_curve) + axis(bottom) + "</svg>\n";
         return text;
     }
 
@@ -767,6 +869,8 @@ private:
     static constexpr int width = 1040;
     static constexpr int left = 80; ///< where lanes begin
     static constexpr int top = 116;
+    static constexpr int curve_height = 110;
+    static constexpr int above_curve = 34; ///< for its name
     static constexpr int plot = static_cast<int>(Lane::columns);
     static constexpr int trained_at = left + plot + 74; ///< right edges of the numbers
     static constexpr int shadowed_at = trained_at + 74;
@@ -783,10 +887,12 @@ private:
         ".warn{fill:#b42318}\n"
         ".page{fill:#ffffff}.lane{fill:#eaeef2}.line{stroke:#8c959f}\n"
         ".train{fill:#2a6fbb}.shadow{fill:#9fb3c8}.wait{fill:#e8961e}\n"
+        ".curve{fill:none;stroke:#1a7f37;stroke-width:1.5}\n"
         "@media (prefers-color-scheme:dark){\n"
         "text{fill:#e6edf3}.note,.head,.tick{fill:#9198a1}.warn{fill:#ff8f83}\n"
         ".page{fill:#0d1117}.lane{fill:#21262d}.line{stroke:#6e7681}\n"
         ".train{fill:#4c9bf0}.shadow{fill:#566b85}.wait{fill:#f0b23e}\n"
+        ".curve{stroke:#56d364}\n"
         "}\n"
         "</style>\n";
 
@@ -885,6 +991,30 @@ private:
         return text;
     }
 
+    /// The chart of the samples with its name, and its range at the left.
+    [[nodiscard]] std::string curve(int y) const {
+        auto const range = curve_.range();
+        if (!range) {
+            return {};
+        }
+        std::string name;
+        for (char const letter : samples_) { // those that XML gives a meaning
+            name += letter == '<'   ? "&lt;"
+                    : letter == '>' ? "&gt;"
+                    : letter == '&' ? "&amp;"
+                                    : std::string(1, letter);
+        }
+        std::string text = label("note", left, y - 10, concat(name, ", mean of samples"));
+        text += label("head", left - 10, y + 5, rounded_text(range->second));
+        if (range->first != range->second) {
+            text += label("head", left - 10, y + curve_height + 5, rounded_text(range->first));
+        }
+        text += concat(
+            "<polyline class=\"curve\" points=\"", curve_.points(left, y, curve_height), "\"/>\n"
+        );
+        return text;
+    }
+
     /// Ticks at one, two or five of a power of ten, and what was dropped.
     [[nodiscard]] std::string axis(int y) const {
         std::string text =
@@ -915,7 +1045,9 @@ private:
         return text;
     }
 
+    std::string_view samples_;
     std::vector<Lane> lanes_;
+    Curve curve_;
     std::int64_t begin_ = 0;
     std::int64_t end_ = 0;
     std::uint64_t dropped_ = 0;
@@ -928,8 +1060,8 @@ private:
 
 namespace joinable { inline namespace v0 {
 
-JOINABLE_DEFINITION std::string to_svg(Trace const& trace) {
-    return detail::Picture{trace}.draw();
+JOINABLE_DEFINITION std::string to_svg(Trace const& trace, std::string_view samples) {
+    return detail::Picture{trace, samples}.draw();
 }
 
 }} // namespace joinable::v0
@@ -947,6 +1079,8 @@ struct TraceOptions {
     /// remain: the time between the first and the last return, and the drift of the clocks between an
     /// event and the collective. Threads and processes of one machine share a clock and need no shift.
     bool align_clocks = false;
+    /// A picture writes this name beside the curve of TraceTimeline::sample(). Rank 0's counts.
+    std::string_view samples = "sample";
 };
 
 namespace detail {
@@ -1018,7 +1152,9 @@ void write_picture(
 ) {
     Trace const trace = gather_trace(comm, mine, options);
     detail::ControlOver<Comm&> control{comm};
-    detail::write_on_first_rank(control, path, [&](auto const& sink) { sink(to_svg(trace)); });
+    detail::write_on_first_rank(control, path, [&](auto const& sink) {
+        sink(to_svg(trace, options.samples));
+    });
 }
 
 /// Explains what is no TraceTimeline.
@@ -1069,12 +1205,7 @@ inline void agree_alike(
 template <class F>
 void on_all_ranks(ControlCommunicator& control, F const& work) {
     AgreementList list;
-    std::exception_ptr error;
-    try {
-        work(list);
-    } catch (...) {
-        error = std::current_exception();
-    }
+    std::exception_ptr const error = exception_of([&] { work(list); });
     agree_alike(control, list, error);
 }
 

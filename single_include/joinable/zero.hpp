@@ -1738,8 +1738,8 @@ template <class Rule>
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// The gradients by which a rank steps the parameters of a group. An active rank steps the
-/// parameters of which it has a gradient. A joined rank has run no pass, so what it has tells
-/// nothing: it steps the parameters that active ranks step. If it has no gradient of one of these,
+/// parameters of which it has a gradient. A joined rank's own gradients say nothing, because
+/// it ran no pass: it steps the parameters that active ranks step. If it has no gradient of one of these,
 /// no rank used the parameter, and zeros are its gradient. Local.
 class SteppedGradients {
 public:
@@ -1981,7 +1981,7 @@ private:
         return is_non_overlapping_and_dense(value.extents(), value.strides());
     }
     [[nodiscard]] static bool is_laid_out_alike(AnyView const& value, AnyView const& other) {
-        return is_dense(value) && other.strides() == value.strides();
+        return is_dense(value) && has_same_steps(value, other);
     }
     [[nodiscard]] static bool is_whole(ShardPiece const& piece, AnyView const& value) {
         return piece.size == value.numel();
@@ -2648,6 +2648,10 @@ struct joinable::parameter_traits<joinable::detail::PartOfParameter> {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// Checks that the elements of parameter `i` lie in the order in which `given` has them, which the state has, too.
+/// @throws ContractViolation
+void check_layout(ParameterList const& parameters, std::size_t i, AnyView const& given);
+
 /// Where values lie whose memory the engine does not own.
 enum class Residence : std::uint8_t {
     bucket,   ///< all of them: in the buckets in which they travel, so that no step copies them
@@ -2672,7 +2676,8 @@ public:
 
     /// Moves the engine's values into the buckets, or copies those that this rank owns; on a
     /// device, complete after its finish().
-    /// @throws ContractViolation  set_value copies; or a value is missing, then nothing was copied.
+    /// @throws ContractViolation  set_value copies; or a value is missing, or has its elements in another order: then
+    ///         nothing was copied.
     void take(std::span<OptimizerShard const> shards, Scratch& scratch);
     /// After take() was refused on any rank: leaves the values that were set where they are, in
     /// memory that lives as long as this process. The engine may have freed its own.
@@ -2801,6 +2806,30 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+JOINABLE_DEFINITION void
+check_layout(ParameterList const& parameters, std::size_t i, AnyView const& given) {
+    AnyView const value = parameters[i].value();
+    if (is_like(value, given) && value.strides() == given.strides()) {
+        return; // as nearly always: as dense as it was, without a look at its dimensions
+    }
+    AnyView const now = OptimizerShard::place_of(value, nullptr);
+    if (!is_like(now, given) || !has_same_steps(now, given)) {
+        throw ContractViolation{concat(
+            describe_parameter(parameters, i),
+            " is ",
+            to_text(now),
+            " with strides ",
+            to_text(now.strides()),
+            " now, but was ",
+            to_text(given),
+            " with strides ",
+            to_text(given.strides()),
+            " when it was given, and the optimizer keeps its elements in that order; give the value "
+            "that layout on every rank, or make a new optimizer"
+        )};
+    }
+}
+
 JOINABLE_DEFINITION ValueStore::ValueStore(
     ParameterList const& parameters,
     std::span<OptimizerShard const> shards,
@@ -2870,6 +2899,9 @@ ValueStore::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
                 describe_parameter(whole_, i),
                 " is sharded and not there; call reload() on every rank while what use_all() returned lives"
             )};
+        }
+        if (parts_[i].value) {
+            check_layout(whole_, i, parts_[i].value);
         }
     }
     for (std::size_t k = 0; k < shards.size(); ++k) {
@@ -3722,7 +3754,7 @@ public:
             "the previous forward pass had no backward pass; announce such a round with {.phase = "
             "Phase::evaluate}, and call skip() after a pass that failed"
         );
-        require_let_go();
+        require_released();
         begin(Pass::forward, false);
     }
     /// Ends the forward pass. Units that it did not use are gathered nevertheless; if no pass has
@@ -3753,11 +3785,11 @@ public:
         if (pass_ == Pass::backward) {
             finish();
         }
-        require_let_go();
+        require_released();
         pass_ = Pass::none;
     }
     /// @throws ContractViolation  values are held.
-    void require_let_go() const {
+    void require_released() const {
         for (std::size_t k = 0; k < units_.size(); ++k) {
             if (units_[k].holders != 0) {
                 throw ContractViolation{concat(
@@ -3845,9 +3877,15 @@ public:
     }
     /// Allocates memory for all units. Local.
     void reserve_all() {
-        require_let_go();
+        require_released();
         for (std::size_t k = 0; k < units_.size(); ++k) {
             static_cast<void>(arenas_.data(k, k < overlapping ? largest_ : units_[k].bytes));
+        }
+    }
+    /// Frees the memory that no pass needs, unless values are held. Local.
+    void free_reserve() noexcept {
+        if (arenas_.are_all_free()) {
+            arenas_.keep(overlapping);
         }
     }
     /// Gathers all units at once, outside of passes. Memory for them must be reserved.
@@ -4047,7 +4085,7 @@ private:
         }
         if (holds_all_ && arenas_.are_all_free()) {
             holds_all_ = false;
-            arenas_.keep(overlapping);
+            free_reserve();
         }
     }
 
@@ -4184,9 +4222,9 @@ public:
             units_->finish_passes(trains);
         }
     }
-    void require_let_go() const {
+    void require_released() const {
         if (units_) {
-            units_->require_let_go();
+            units_->require_released();
         }
     }
     [[nodiscard]] bool meets_between_passes() const noexcept { return begin_ != nullptr; }
@@ -4352,6 +4390,7 @@ namespace joinable { inline namespace v0 {
 class SharedObject {
 public:
     template <class T>
+        requires(!std::is_same_v<T, SharedObject>) // a copy refers to the same object
     SharedObject(T& object) noexcept : data_{std::addressof(object)}, bytes_{sizeof(T)} {
         static_assert(
             std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
@@ -4359,7 +4398,7 @@ public:
             "and not const, such as a struct of numbers"
         );
         static_assert(
-            !detail::has_address<T>(),
+            !detail::has_address<std::remove_all_extents_t<T>>(),
             "SharedObject: ranks send the object as it is in memory, but it has a pointer or a reference, and an "
             "address leads nowhere on another rank; give a struct of numbers"
         );
@@ -4783,27 +4822,7 @@ JOINABLE_DEFINITION void check_layouts(ShardGroup const& group) {
             if (piece.begin != 0) {
                 continue; // the owner of its first element looks
             }
-            AnyView const& given = group.layouts[piece.parameter];
-            AnyView const value = group.parameters[piece.parameter].value();
-            if (is_like(value, given) && value.strides() == given.strides()) {
-                continue; // as nearly always: as dense as it was, without a look at its dimensions
-            }
-            AnyView const now = OptimizerShard::place_of(value, nullptr);
-            if (!is_like(now, given) || !has_same_steps(now, given)) {
-                throw ContractViolation{concat(
-                    describe_parameter(group.parameters, piece.parameter),
-                    " is ",
-                    to_text(now),
-                    " with strides ",
-                    to_text(now.strides()),
-                    " now, but was ",
-                    to_text(given),
-                    " with strides ",
-                    to_text(given.strides()),
-                    " when it was given, and the optimizer keeps its elements in that order; give the value "
-                    "that layout on every rank, or make a new optimizer"
-                )};
-            }
+            check_layout(group.parameters, piece.parameter, group.layouts[piece.parameter]);
         }
     }
 }
@@ -4996,7 +5015,9 @@ public:
         together([&] {
             check_rank("to_rank", to_rank, comm.size());
             check_before_save(groups, rules);
-            gathered_.reset();
+        });
+        gathered_.reset(); // not before all ranks agree, and then before its successor takes memory
+        together([&] {
             messages.emplace(groups, device_of(comm));
             if (is_root) {
                 state = {{rules.begin(), rules.end()}, std::vector<Parameter>(count_of(groups))};
@@ -5029,6 +5050,9 @@ public:
         std::vector<Rule> taken;
         together([&] {
             check_rank("from_rank", from_rank, comm.size());
+            for (ShardGroup const& group : groups) {
+                check_layouts(group); // state comes in the order of values
+            }
             if (is_root) {
                 check(state, groups);
             }
@@ -5136,11 +5160,14 @@ public:
     /// Reads values of 16 bits into the masters again after the engine changed the values. If
     /// values are sharded it reads what this rank owns of all values: call it during the lifetime
     /// of the result of use_all(). Local.
-    /// @throws ContractViolation  values are sharded and not gathered.
+    /// @throws ContractViolation  values are sharded and not gathered, or the elements of a value come in another order
+    ///         than when it was given.
     void reload() {
         for (Group const& group : groups_) {
             if (group.shards_values()) {
                 group.values->take(group.shards, scratch_[0]);
+            } else {
+                detail::check_layouts(group);
             }
             for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
@@ -5172,8 +5199,9 @@ public:
     /// Takes rules, step counts and state from rank `from_rank`; the other ranks' `state` is
     /// ignored. The state may come from any number of ranks and either partition. It has no values:
     /// load values of 16 bits before. Collective, outside a guard.
-    /// @throws ContractViolation  called in a guard, `from_rank` is out of range, or the state is
-    ///         of another model; then the other ranks throw PeerFailed, and nothing was changed.
+    /// @throws ContractViolation  called in a guard, `from_rank` is out of range, the state is of another model, or
+    ///         the elements of a value come in another order than when it was given; then the other ranks throw
+    ///         PeerFailed, and nothing was changed.
     void load(OptimizerState<Rule> const& state, int from_rank = 0) {
         require_own_state();
         require_outside("load()");
@@ -5343,12 +5371,7 @@ protected:
     /// The same; ranks compare the list that f() fills.
     template <class F>
     void fail_together(AgreementList const& compared, F const& f) {
-        std::exception_ptr error;
-        try {
-            f();
-        } catch (...) {
-            error = std::current_exception();
-        }
+        std::exception_ptr const error = detail::exception_of(f);
         detail::agree(words_, compared, error);
     }
 
@@ -5826,7 +5849,7 @@ public:
         std::vector<std::size_t> const& units = {}
     ) {
         Training::require_outside("add_parameter_group()");
-        this->hooks().require_let_go();
+        this->hooks().require_released();
         auto const nothing = [](AgreementList&) {};
         detail::ShardChoices const choices{owners, units};
         add(std::forward<Parameters>(parameters), std::move(rule), choices, nothing, [] {});
@@ -5845,7 +5868,12 @@ public:
         if (units == nullptr) {
             return {};
         }
-        this->fail_together("use_all()", [&] { units->reserve_all(); });
+        try {
+            this->fail_together("use_all()", [&] { units->reserve_all(); });
+        } catch (...) {
+            units->free_reserve();
+            throw;
+        }
         return units->hold_all();
     }
     [[nodiscard]] Times& timeline() noexcept { return this->reducer_->timeline(); }

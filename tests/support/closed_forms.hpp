@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/for_each_type.hpp>
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/collectives.hpp>
@@ -307,17 +308,7 @@ void check_all(Comm& comm, std::initializer_list<std::size_t> list) {
 /// `check_all` for every dtype.
 template <class Comm>
 void check_all_dtypes(Comm& comm, std::initializer_list<std::size_t> list) {
-    check_all<
-        joinable::Half,
-        joinable::BFloat16,
-        float,
-        double,
-        std::int8_t,
-        std::uint8_t,
-        std::int32_t,
-        std::uint32_t,
-        std::int64_t,
-        std::uint64_t>(comm, list);
+    for_each_type([&]<class T>() { check_all<T>(comm, list); });
 }
 
 /// Rank 0 gives the least or greatest number, the others 1.
@@ -384,22 +375,12 @@ void check_floats_without_order(Comm& comm) {
 
 template <class Comm>
 void check_order_of_all_dtypes(Comm& comm) {
-    check_floats_without_order<joinable::Half>(comm);
-    check_floats_without_order<joinable::BFloat16>(comm);
-    check_floats_without_order<float>(comm);
-    check_floats_without_order<double>(comm);
-    [&]<class... T>(std::type_identity<T>...) {
-        (check_order<T>(comm), ...);
-    }(std::type_identity<joinable::Half>{},
-      std::type_identity<joinable::BFloat16>{},
-      std::type_identity<float>{},
-      std::type_identity<double>{},
-      std::type_identity<std::int8_t>{},
-      std::type_identity<std::uint8_t>{},
-      std::type_identity<std::int32_t>{},
-      std::type_identity<std::uint32_t>{},
-      std::type_identity<std::int64_t>{},
-      std::type_identity<std::uint64_t>{});
+    for_each_type([&]<class T>() {
+        check_order<T>(comm);
+        if constexpr (!std::is_integral_v<T>) {
+            check_floats_without_order<T>(comm);
+        }
+    });
 }
 
 }} // namespace joinable_tests::closed_forms

@@ -3,23 +3,28 @@
 
 #include <cstdint>
 
+#include <support/volume.hpp>
+
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable_tests {
 
-/// Calls `f.operator()<T>()` with every element type.
+/// Calls `f.operator()<T>()` with every element type. Whether threads race does not depend on it, so the thread
+/// sanitizer sees two.
 template <class F>
 void for_each_type(F const& f) {
-    f.template operator()<joinable::Half>();
-    f.template operator()<joinable::BFloat16>();
     f.template operator()<float>();
-    f.template operator()<double>();
-    f.template operator()<std::int8_t>();
     f.template operator()<std::uint8_t>();
-    f.template operator()<std::int32_t>();
-    f.template operator()<std::uint32_t>();
-    f.template operator()<std::int64_t>();
-    f.template operator()<std::uint64_t>();
+    if constexpr (sanitizer != Sanitizer::thread) {
+        f.template operator()<joinable::Half>();
+        f.template operator()<joinable::BFloat16>();
+        f.template operator()<double>();
+        f.template operator()<std::int8_t>();
+        f.template operator()<std::int32_t>();
+        f.template operator()<std::uint32_t>();
+        f.template operator()<std::int64_t>();
+        f.template operator()<std::uint64_t>();
+    }
 }
 
 } // namespace joinable_tests

@@ -4,13 +4,13 @@
 #include <chrono>
 #include <cstddef>
 #include <exception>
-#include <functional>
 #include <initializer_list>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <support/folder.hpp>
+#include <support/function_ref.hpp>
 #include <support/named_ranks.hpp>
 #include <support/ranks.hpp>
 
@@ -38,7 +38,7 @@ namespace joinable_tests {
 /// Runs `body(comm)` over groups of these sizes, one after another; ranks are threads. Throws what the
 /// first rank threw that did not throw because of another.
 inline void run_gloo_ranks(
-    std::initializer_list<int> sizes, std::function<void(joinable::GlooCommunicator&)> const& body
+    std::initializer_list<int> sizes, FunctionRef<void(joinable::GlooCommunicator&)> body
 ) {
     for (int const size : sizes) {
         Watchdog const watchdog{size};

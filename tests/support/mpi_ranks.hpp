@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <mpi.h>
+#include <support/function_ref.hpp>
 #include <support/hang.hpp>
 
 #include <joinable/mpi.hpp>
@@ -128,7 +129,7 @@ run_mpi_groups(std::initializer_list<int> sizes, std::function<void(MPI_Comm)> c
 /// The same with a communicator of this library.
 inline void run_mpi_ranks(
     std::initializer_list<int> sizes,
-    std::function<void(joinable::MpiCommunicator&)> const& body,
+    FunctionRef<void(joinable::MpiCommunicator&)> body,
     joinable::MpiOptions const& options = {.deadline = std::chrono::seconds{60}},
     joinable::detail::MpiLimits limits = {}
 ) {

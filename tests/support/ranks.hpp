@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include <support/function_ref.hpp>
 #include <support/hang.hpp>
 #include <support/volume.hpp>
 
@@ -50,9 +51,8 @@ private:
 };
 
 /// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
-inline void run_ranks(
-    std::initializer_list<int> sizes, std::function<void(joinable::ThreadCommunicator&)> const& body
-) {
+inline void
+run_ranks(std::initializer_list<int> sizes, FunctionRef<void(joinable::ThreadCommunicator&)> body) {
     for (int const size : sizes) {
         Watchdog const watchdog{size};
         joinable::run_threads(size, [&](joinable::ThreadCommunicator& comm) {
@@ -64,7 +64,7 @@ inline void run_ranks(
 
 /// The same for tests of guards and participants: under a sanitizer over the groups that stand for the others.
 inline void run_participants(
-    std::initializer_list<int> sizes, std::function<void(joinable::ThreadCommunicator&)> const& body
+    std::initializer_list<int> sizes, FunctionRef<void(joinable::ThreadCommunicator&)> body
 ) {
     for (int const size : groups_of_participants(sizes)) {
         run_ranks({size}, body);
@@ -83,7 +83,7 @@ inline void together(std::initializer_list<int> all, std::function<void(int)> co
 }
 /// The same for groups of these sizes.
 inline void run_ranks_together(
-    std::initializer_list<int> sizes, std::function<void(joinable::ThreadCommunicator&)> const& body
+    std::initializer_list<int> sizes, FunctionRef<void(joinable::ThreadCommunicator&)> body
 ) {
     together(sizes, [&body](int size) { run_ranks({size}, body); });
 }

@@ -4,19 +4,28 @@
 #include <cstddef>
 #include <new>
 
+#if defined(__linux__)
 #include <sys/mman.h>
+#endif
 
 namespace joinable_tests {
 
 /// Where Shared has its memory: pages that this process shares with those that it forks. A program whose
 /// ranks are not forked by its tests gives them other memory before the tests begin.
 struct SharedPages {
+#if defined(__linux__)
     void* (*take)(std::size_t bytes) = [](std::size_t bytes) {
         return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     };
     void (*give_back)(void* pages, std::size_t bytes) = [](void* pages, std::size_t bytes) {
         munmap(pages, bytes);
     };
+#else // ranks are threads
+    void* (*take)(std::size_t bytes) = [](std::size_t bytes) { return ::operator new(bytes); };
+    void (*give_back)(void*, std::size_t) = [](void* pages, std::size_t) {
+        ::operator delete(pages);
+    };
+#endif
 };
 inline SharedPages shared_pages;
 

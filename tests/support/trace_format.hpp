@@ -24,6 +24,15 @@ struct Slice {
     nlohmann::json args = {};
 };
 
+/// A value of a counter.
+struct Counted {
+    std::string series;
+    std::int64_t time = 0; ///< nanoseconds
+    double number = 0;
+
+    friend bool operator==(Counted const&, Counted const&) = default;
+};
+
 /// A trace as a viewer reads it: throws where it is not what the description of the Trace Event Format
 /// says. Its rules, as far as joinable's traces have to do with them:
 ///
@@ -35,6 +44,7 @@ struct Slice {
 /// | X               | dur is a number of microseconds, not negative; slices of a thread nest: two are     |
 /// |                 | disjoint, or one is inside the other                                               |
 /// | b, e            | cat and id are there; each b has one e of the same pid, cat, id and name, not earlier |
+/// | C               | args has numbers alone                                                             |
 /// | i               | s is g, p or t                                                                     |
 /// | M               | process_name and thread_name have args.name, a string; process_sort_index has       |
 /// |                 | args.sort_index, an integer; each at most once for a track                          |
@@ -44,6 +54,7 @@ struct ReadTrace {
     std::map<Track, std::vector<Slice>> slices;
     std::map<Track, std::vector<Slice>> asynchronous;
     std::map<Track, std::vector<std::string>> instants;
+    std::map<Track, std::vector<Counted>> counters;
     nlohmann::json other;
 
     explicit ReadTrace(std::string const& text) {
@@ -101,6 +112,11 @@ private:
                 found->second.end = time;
                 asynchronous[track].push_back(found->second);
                 open_.erase(found);
+            }
+        } else if (phase == "C") {
+            for (auto const& [series, number] : args.items()) {
+                require(number.is_number(), "a number");
+                counters[track].push_back({name + "." + series, time, number.get<double>()});
             }
         } else {
             require(phase == "i", "a phase that is known here");

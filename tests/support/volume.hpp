@@ -10,8 +10,8 @@
 
 /// @file
 /// How much a test repeats. A sanitizer makes some tests fifty times as slow, so there they repeat less: Release
-/// runs the whole of it. What a test covers (dtypes, operations, kinds of sizes) is the same everywhere. With
-/// JOINABLE_TEST_WHOLE in the environment a sanitizer, too, leaves out no case and no group.
+/// runs the whole of it. What a test covers (operations, kinds of sizes, and but for the thread sanitizer dtypes) is the
+/// same everywhere. With JOINABLE_TEST_WHOLE in the environment a sanitizer, too, leaves out no case and no group.
 
 namespace joinable_tests {
 

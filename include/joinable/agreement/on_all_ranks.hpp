@@ -41,12 +41,7 @@ inline void agree_alike(
 template <class F>
 void on_all_ranks(ControlCommunicator& control, F const& work) {
     AgreementList list;
-    std::exception_ptr error;
-    try {
-        work(list);
-    } catch (...) {
-        error = std::current_exception();
-    }
+    std::exception_ptr const error = exception_of([&] { work(list); });
     agree_alike(control, list, error);
 }
 

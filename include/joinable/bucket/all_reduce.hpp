@@ -7,6 +7,7 @@
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/pieces.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
@@ -18,6 +19,8 @@ namespace joinable { inline namespace v0 {
 struct BucketRun {
     std::size_t bucket; ///< its index
     Buffer buffer;      ///< in the bucket's memory, valid as long as the reducer
+    /// Where its parts lie, if not in the buffer. Only AllReduce itself gets them. start() may change the list.
+    detail::BufferPieces pieces = {};
 };
 
 namespace detail {
@@ -132,6 +135,11 @@ struct AllReduce {
     template <Communicator Comm>
     [[nodiscard]] static work_of<Comm>
     start(Comm& comm, BucketRun const& run, [[maybe_unused]] double factor, bool /*contributes*/) {
+        if constexpr (detail::has_sum_of_pieces<Comm>) {
+            if (run.pieces.number != 0) {
+                return comm.sum_pieces(run.pieces, factor);
+            }
+        }
         if constexpr (ScalesSums<Comm>) {
             if (scales(comm)) { // also without a contribution: all ranks run the same collective
                 return comm.all_reduce(run.buffer, ReduceOp::sum, factor);

@@ -27,7 +27,8 @@ public:
     /// Local. Plans pieces; a piece closes with the tensor by which it reaches `piece_bytes`.
     /// Allocates up to two pieces in `memory`, where the tensors must be, too. Error texts call a
     /// tensor `what`.
-    /// @throws ContractViolation  a tensor is missing (a null pointer) or on another device.
+    /// @throws ContractViolation  a tensor is missing (a null pointer), on another device, or has elements that
+    ///                            share memory.
     explicit CoalescedBroadcast(
         TensorList tensors,
         std::size_t piece_bytes,

@@ -21,7 +21,7 @@ inline constexpr std::size_t bucket_alignment = Arena::default_alignment;
 
 /// Gradients, or other tensors, of one dtype that are sent in one collective.
 struct Bucket {
-    Buffer buffer;                       ///< all of them, one after another
+    Buffer buffer;                       ///< all of them, one after another; see BucketOptions
     std::vector<std::size_t> parameters; ///< indices into the ParameterList
     std::vector<AnyView> views;          ///< each one's gradient in the buffer
 };
@@ -66,7 +66,8 @@ public:
         }
     }
 
-    /// Cuts the same parameters again. Contents move with them inside the arenas, on the host
+    /// Cuts the same parameters again, with the extents and strides that they had when they were cut
+    /// first: those are the same on all ranks. Contents move with them inside the arenas, on the host
     /// without a second copy. Earlier views then refer to other gradients. `order` is a permutation
     /// of the previous one. If it throws, all views are those from before; contents may have moved.
     /// Complexity: in bytes, linear if the order stays, else times at most the square of the
@@ -93,8 +94,9 @@ private:
         }
     }
 
+    /// `values` are like the gradients, in the order of `order`.
     void
-    cut(ParameterList const& parameters,
+    cut(std::vector<AnyView> const& values,
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits);
 

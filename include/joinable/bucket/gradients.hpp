@@ -12,6 +12,7 @@
 #include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/bucket/without_pass.hpp>
+#include <joinable/communicator/pieces.hpp>
 #include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
@@ -19,6 +20,14 @@
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// Whether other ranks of a communicator reach memory of this one. Refers to the communicator.
+struct MemoryInReach {
+    void const* comm = nullptr; ///< null: they do not
+    bool (*ask)(void const*, ConstBuffer) = nullptr;
+
+    [[nodiscard]] bool operator()(ConstBuffer memory) const { return ask(comm, memory); }
+};
 
 /// The gradients of a model and their places in buckets: packs, delivers and moves them.
 /// Independent of communicators and iterations; all members are local. Gradients on a device must
@@ -78,6 +87,15 @@ public:
 
     /// Moves gradients into the buckets, if they are to be views.
     virtual void take() {}
+    /// The sum reads gradients that `is_in_reach(memory)` of all ranks where they lie, and writes the averages there.
+    /// pack() copies only other ones, zeros, and gradients of another layout. Before the first iteration.
+    virtual void leave_in_place(MemoryInReach /*is_in_reach*/) {}
+    /// Where the parameters [first, last) of a bucket lie, when all are packed; empty: in the bucket. The list is kept until
+    /// the next iteration.
+    [[nodiscard]] virtual BufferPieces
+    pieces_of(std::size_t /*bucket*/, std::size_t /*first*/, std::size_t /*last*/) {
+        return {};
+    }
     [[nodiscard]] virtual JoinedGradients joined_gradients() const noexcept {
         return JoinedGradients::zeroed_at_end;
     }

@@ -97,9 +97,15 @@ private:
 };
 
 /// @throws ContractViolation  a collective could not start: a bucket would be delivered that nothing
-///         has reduced.
-inline void require_all_started(bool has_failed) {
-    if (has_failed) {
+///         has reduced. Or an average was lost, because writing it into gradients failed.
+inline void require_nothing_lost(bool has_failed_start, bool has_lost_average) {
+    if (has_lost_average) {
+        throw ContractViolation{
+            "the averages of a bucket could not be written into all of its gradients, so this iteration cannot be "
+            "finished; let the exception leave the guard"
+        };
+    }
+    if (has_failed_start) {
         throw ContractViolation{
             "the reduction of a bucket could not start, so this iteration cannot be finished; call skip(), or "
             "let the exception leave the guard"

@@ -47,7 +47,7 @@ namespace joinable { inline namespace v0 {
 /// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
 /// `Reduction` defines how a bucket travels, see BucketReduction. Nothing is allocated after the
-/// buckets are final. `Times` is notified of each collective of a bucket.
+/// buckets are final, unless gradients that are summed where they lie get other memory. `Times` is notified of each collective of a bucket.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
     static_assert(models_bucket_reduction<Reduction, Comm>());
@@ -93,6 +93,15 @@ public:
           words_{&own_words_}, own_words_{comm} {
         order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
         fit_to_buckets();
+        if constexpr (sums_in_place) {
+            if (scales(comm_, reduction_)) {
+                gradients_->leave_in_place({&comm, [](void const* asked, ConstBuffer memory) {
+                                                return static_cast<Comm const*>(asked)->is_in_reach(
+                                                    memory
+                                                );
+                                            }});
+            }
+        }
     }
 
     Reducer(Reducer const&) = delete;
@@ -197,7 +206,7 @@ public:
     ///         value. The iteration is lost.
     /// @throws what the communicator throws.
     void mark_ready(std::size_t i) {
-        detail::require_all_started(has_failed_start_);
+        detail::require_nothing_lost(has_failed_start_, has_lost_average_);
         if (iteration_.mark(i)) {
             make_room(gradients_->bucket_of(i));
             iteration_.take(i);
@@ -246,7 +255,7 @@ public:
     /// @throws what the communicator throws.
     void finalize_backward() {
         iteration_.require_open("finalize_backward()");
-        detail::require_all_started(has_failed_start_);
+        detail::require_nothing_lost(has_failed_start_, has_lost_average_);
         iteration_.complete();
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
             if (!is_map_posted_) {
@@ -306,10 +315,36 @@ public:
         turns().begin_guard();
     }
     /// Called when a guard has ended, in any way: averages in the gradients of joined ranks last until then.
-    /// Enqueues on the device. Local.
-    void end_guard() { gradients_->end_guard(); }
+    /// Enqueues on the device. Local. Afterwards no rank uses this one's gradients.
+    void end_guard() {
+        take_gradients_back([] {});
+        gradients_->end_guard();
+    }
+    /// An exception has left the iteration. If other ranks may still use this one's gradients where they lie, calls
+    /// `end()`, which ends the communicator, and waits until they no longer do. Local.
+    template <class End>
+    void take_gradients_back(End const& end) {
+        bool is_any_in_use = false;
+        for (std::size_t k = finished_; k < launched_; ++k) {
+            is_any_in_use =
+                is_any_in_use || (launched_runs_[k].run.pieces.number != 0 && !is_over(*works_[k]));
+        }
+        if (!is_any_in_use) {
+            return;
+        }
+        end();
+        for (; finished_ < launched_; ++finished_) {
+            works_[finished_].reset();
+        }
+        tested_ = launched_;
+        has_lost_average_ = true;
+    }
 
 private:
+    /// Whether gradients that all ranks reach need no bucket. A reduction derived from AllReduce may look into it.
+    static constexpr bool sums_in_place =
+        std::same_as<Reduction, AllReduce> && detail::has_sum_of_pieces<Comm>;
+
     using Range = decltype(std::declval<Times&>().bucket(0, 0));
     using BucketWork = std::remove_cvref_t<decltype(std::declval<Reduction&>().start(
         std::declval<Comm&>(), std::declval<BucketRun const&>(), 1.0, true
@@ -350,7 +385,7 @@ private:
         factor_ = scales_later ? factor : 1.0;
         order_source_ = order_source;
         next_bucket_ = 0;
-        has_failed_start_ = false;
+        has_failed_start_ = has_lost_average_ = false;
         launched_ = tested_ = finished_ = 0;
     }
 
@@ -394,6 +429,9 @@ private:
             gradients_->submit(bucket.parameters);
             Launched& launched = launched_runs_[launched_];
             launched = {run_of(index, first, last), first, last};
+            if constexpr (sums_in_place) {
+                launched.run.pieces = gradients_->pieces_of(index, first, last);
+            }
             static_cast<void>(
                 ranges_[launched_].emplace(timeline_->bucket(index, launched.run.buffer.bytes()))
             );
@@ -437,17 +475,26 @@ private:
             finish_oldest();
         }
     }
+    [[nodiscard]] static bool is_over(BucketWork& work) noexcept {
+        try {
+            return detail::make_progress(work);
+        } catch (...) {
+            return false;
+        }
+    }
     void finish_oldest() {
         auto const [run, first, last] = launched_runs_[finished_];
         works_[finished_]->wait();
         ranges_[finished_].reset();
         works_[finished_].reset();
         tested_ = (std::max)(tested_, ++finished_); // also where what follows throws
+        has_lost_average_ = true;                   // unless this returns
         gradients_->give_back(run.bucket);
         reduction_.finish(comm_, run);
         for (std::size_t k = first; reduction_.delivers && k < last; ++k) {
             gradients_->deliver(buckets()[run.bucket].parameters[k]);
         }
+        has_lost_average_ = false;
     }
 
     /// Calls f(first, last) for every run of a bucket's parameters that some rank uses.
@@ -506,6 +553,7 @@ private:
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
     bool has_failed_start_ = false; ///< a bucket of this iteration could not start
+    bool has_lost_average_ = false; ///< or was not delivered
     std::size_t launched_ = 0;      ///< number of works started
     std::size_t tested_ = 0;        ///< number of works known to be complete
     std::size_t finished_ = 0;      ///< number of works whose averages are where they belong

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#if !defined(__linux__)
+#error "<joinable/checkpoint.hpp> needs the files of Linux; elsewhere save zero.state()"
+#endif
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -65,7 +69,7 @@ struct CheckpointOptions {
 /// under "NAME/master". The settings of a rule are stored as texts under the labels of its
 /// agree_on(), which it needs; what that leaves out is not in the file. All ranks must see one file system. The new file is written beside the old
 /// one as "FILE.part" and replaces it when it is complete and on the disk, so killing the training
-/// at any time leaves a complete file. What is in the memory of a device goes through the host's,
+/// at any time leaves a complete file. Memory of a device goes through the host's,
 /// one tensor at a time, while the host waits. Only one training may write a file at a time. The caller
 /// saves ZeroOptions::shared, buffers and the position in the inputs.
 template <class Comm, class Rule>
@@ -118,8 +122,9 @@ public:
 
     /// Collective, outside a guard. Reads the file: values, state, settings and rounds(). On the
     /// first two errors all ranks throw as in write().
-    /// @throws ContractViolation  in a guard, or the file is not a complete checkpoint of this
-    ///         model and rule: the text names the first tensor that differs; nothing was changed.
+    /// @throws ContractViolation  in a guard, the file is not a complete checkpoint of this model and rule: the text
+    ///         names the first tensor that differs; or the elements of a value come in another order than when it was
+    ///         given. Nothing was changed.
     /// @throws CommunicationError  a rank cannot read; what was read so far is kept.
     /// @throws what the communicator throws.
     void read() { read(file_); }
@@ -301,6 +306,9 @@ private:
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         detail::on_all_ranks(control, [&](AgreementList& list) {
             wait_for_work();
+            for (detail::ShardGroup const& group : zero_.groups()) {
+                detail::check_layouts(group); // the state comes in the order of values
+            }
             file.emplace(name, detail::File::Access::read);
             std::string const text = read_header(name, *file);
             list.add("hash of the header of the checkpoint", detail::Hash{}.add(text).value());

@@ -4,6 +4,9 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
+
+#include <joinable/communicator/detail/home_process.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -58,8 +61,14 @@ public:
             thread_ = std::thread{[&helps = *helper] { helps.run(); }};
         }
     }
-    /// Local. Returns after the chunk that the thread is computing, or after its turn over MPI.
+    /// Local. Returns after the chunk that the thread is computing, or after its turn over MPI. Does
+    /// nothing in a process that was forked meanwhile, which does not have the thread.
     ~ProgressThread() {
+        if (!home_.is_here()) { // the thread may hold a lock there for ever, and cannot be joined
+            static_cast<void>(new std::function<void()>{std::move(stop_)});
+            static_cast<void>(new std::thread{std::move(thread_)});
+            return;
+        }
         stop_();
         thread_.join();
     }
@@ -69,6 +78,7 @@ public:
 private:
     std::function<void()> stop_; ///< owns what the thread runs
     std::thread thread_;
+    detail::HomeProcess home_;
 };
 
 }} // namespace joinable::v0

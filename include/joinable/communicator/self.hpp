@@ -59,7 +59,7 @@ private:
         }
     }
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {
-        auto const& [signature, in, out, sends, expects] = request;
+        auto const& [signature, in, out, sends, expects, pieces] = request;
         throw_if_aborted();
         if (detail::is_scaled(signature.collective)) {
             auto const view = [](void const* data, Buffer const& like) {

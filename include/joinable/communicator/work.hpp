@@ -28,7 +28,8 @@ concept has_test = requires(W& work) {
 /// |               |                     | return at once                                           |
 ///
 /// A loop of test() ends as wait() does. In this library it throws TimedOut while some rank has not
-/// arrived, once the time between tests adds up to the deadline. Each gap counts as at most 10 ms.
+/// arrived, or a process has not done its part, once the time between tests adds up to the deadline.
+/// Each gap counts as at most 10 ms.
 ///
 /// A work may have a member `bool progress()`: test() without that deadline. It is for callers that
 /// test occasionally during other work and finally wait.

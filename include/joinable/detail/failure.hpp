@@ -10,6 +10,17 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// The exception that leaves f(); null: none does.
+template <class F>
+[[nodiscard]] std::exception_ptr exception_of(F const& f) {
+    try {
+        f();
+        return nullptr;
+    } catch (...) {
+        return std::current_exception();
+    }
+}
+
 /// The reason to tell peers about an exception. A failure that came from other ranks keeps its
 /// culprits. Any other has none yet, which stands for the rank that throws it.
 AbortReason failure_of(std::exception_ptr const& error);

@@ -10,14 +10,18 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A reference to a named range, kept by address.
+/// A reference to a named range, kept by address. One that refers to none is empty.
 template <class Range>
 class RangeReference {
 public:
     RangeReference() = default;
     explicit constexpr RangeReference(Range& range) noexcept : range_{&range} {}
-    [[nodiscard]] constexpr auto begin() const { return std::begin(*range_); }
-    [[nodiscard]] constexpr auto end() const { return std::end(*range_); }
+    [[nodiscard]] constexpr auto begin() const {
+        return range_ == nullptr ? decltype(std::begin(*range_)){} : std::begin(*range_);
+    }
+    [[nodiscard]] constexpr auto end() const {
+        return range_ == nullptr ? decltype(std::end(*range_)){} : std::end(*range_);
+    }
 
 private:
     Range* range_ = nullptr;

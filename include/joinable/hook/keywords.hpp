@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -22,17 +23,50 @@ struct KeywordArgument {
     typename K::value_type value;
 };
 
+/// What an optional holds, which converts its value without a warning. Any other type holds itself.
+template <class T>
+struct held_by : std::type_identity<T> {};
+template <class T>
+struct held_by<std::optional<T>> : std::type_identity<T> {};
+
+template <class From, class To>
+inline constexpr bool keeps_meaning = std::same_as<From, bool> == std::same_as<To, bool> &&
+                                      !(std::floating_point<From> && std::integral<To>);
+/// An empty optional.
+template <class To>
+inline constexpr bool keeps_meaning<std::nullopt_t, To> = true;
+
 /// Refuses silent changes of meaning: a flag takes only flags, and a whole number takes no
 /// fraction.
 template <class From, class To>
-concept keyword_value = std::convertible_to<From, To> &&
-                        std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
-                        !(std::floating_point<std::remove_cvref_t<From>> && std::integral<To>);
+concept keyword_value =
+    std::convertible_to<From, To> &&
+    keeps_meaning<typename held_by<std::remove_cvref_t<From>>::type, typename held_by<To>::type>;
 
 /// @throws ContractViolation  `To` cannot hold the number.
 template <class To, class From>
 constexpr void check_keyword_value(From const& value) {
-    if constexpr (std::integral<From> && std::integral<To> && !std::same_as<To, bool>) {
+    if constexpr (!std::same_as<From, typename held_by<From>::type>) {
+        if (value) {
+            check_keyword_value<To>(*value);
+        }
+    } else if constexpr (!std::same_as<To, typename held_by<To>::type>) {
+        check_keyword_value<typename held_by<To>::type>(value);
+    } else if constexpr (std::is_enum_v<From> && std::is_arithmetic_v<To>) {
+        check_keyword_value<To>(static_cast<std::underlying_type_t<From>>(value));
+    } else if constexpr (std::floating_point<From> && std::floating_point<To>) {
+        constexpr To most = (std::numeric_limits<To>::max)();
+        bool const is_finite = value - value == From{};
+        if (is_finite && (value > most || value < -most)) {
+            throw ContractViolation{concat(
+                "a keyword whose value is a floating-point number of ",
+                8 * sizeof(To),
+                " bits was given ",
+                value,
+                "; give it a number that fits, or make its type larger"
+            )};
+        }
+    } else if constexpr (std::integral<From> && std::integral<To> && !std::same_as<To, bool>) {
         auto const held = static_cast<To>(value); // std::in_range refuses characters
         if (static_cast<From>(held) != value || (held > To{}) != (value > From{})) {
             throw ContractViolation{concat(

@@ -75,7 +75,7 @@ public:
         );
     }
 
-    /// The buckets end. What still exists gets memory of its own, or none if there is none left.
+    /// The buckets end. Gradients that still exist get memory of their own, or none if there is none left.
     void leave() noexcept {
         for (Weak const& one : storages_) {
             if (auto const storage = one.lock()) {

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <joinable/join/detail/guard.hpp>
 #include <joinable/join/detail/verdict.hpp>
 #include <joinable/join/options.hpp>
 
@@ -73,7 +74,7 @@ private:
 /// each element of its range once. It calls `announce` once for each. With look-ahead and `announce`
 /// an element that is a reference is read twice, as forward ranges allow: the next one may lie in the
 /// same place. An element that is a value can be moved from.
-template <class Guard, class Range, class Announce, bool LooksAhead>
+template <class Range, class Announce, bool LooksAhead>
 class GuardedRange {
     using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
     using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));

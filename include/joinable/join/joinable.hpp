@@ -4,7 +4,9 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -12,6 +14,7 @@
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/detail/failure.hpp>
 #include <joinable/detail/type_name.hpp>
 #include <joinable/hook/join_hook.hpp>
 #include <joinable/hook/keywords.hpp>
@@ -447,6 +450,27 @@ template <class J>
 void record_failure(J& joinable, std::string_view text) {
     if (auto* const session = detail::session_of(joinable.join_state()); session != nullptr) {
         session->record_failure(text);
+    }
+}
+
+/// Ends the guard or, outside of one, the communicator of the joinable, with the exception being handled as the reason.
+/// Local. Call it after record_failure(), before the exception frees memory that other ranks use.
+template <class J>
+void fail_at_once(J& joinable) noexcept {
+    if (auto* const session = session_of(joinable.join_state()); session != nullptr) {
+        session->fail_at_once();
+        return;
+    }
+    auto& comm = joinable.join_communicator();
+    if constexpr (TellsReason<std::remove_cvref_t<decltype(comm)>>) {
+        try {
+            // If it was, the exception is of this communicator. Another one may number ranks otherwise.
+            if (!comm.is_aborted()) {
+                std::string const text = failure_of(std::current_exception()).message;
+                comm.abort(blamed_on(comm.rank(), {FailureKind::peer_failed, {}, text}));
+            }
+        } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is handled goes on
+        }
     }
 }
 

@@ -202,7 +202,7 @@ private:
         return is_non_overlapping_and_dense(value.extents(), value.strides());
     }
     [[nodiscard]] static bool is_laid_out_alike(AnyView const& value, AnyView const& other) {
-        return is_dense(value) && other.strides() == value.strides();
+        return is_dense(value) && has_same_steps(value, other);
     }
     [[nodiscard]] static bool is_whole(ShardPiece const& piece, AnyView const& value) {
         return piece.size == value.numel();

@@ -19,8 +19,8 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// The gradients by which a rank steps the parameters of a group. An active rank steps the
-/// parameters of which it has a gradient. A joined rank has run no pass, so what it has tells
-/// nothing: it steps the parameters that active ranks step. If it has no gradient of one of these,
+/// parameters of which it has a gradient. A joined rank's own gradients say nothing, because
+/// it ran no pass: it steps the parameters that active ranks step. If it has no gradient of one of these,
 /// no rank used the parameter, and zeros are its gradient. Local.
 class SteppedGradients {
 public:

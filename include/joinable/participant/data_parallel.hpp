@@ -22,6 +22,7 @@
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/model_table.hpp>
+#include <joinable/detail/failure.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/parameter_claims.hpp>
@@ -82,9 +83,10 @@ public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
     /// `buffers` is the result of joinable::buffers(). All ranks agree on counts, extents, dtypes
     /// and options, then take rank 0's values.
-    /// @throws ContractViolation  Reducer refuses the arguments, a buffer is missing or on another
-    ///         device, or thread ranks train the same memory; the other ranks throw PeerFailed, as
-    ///         after any other local failure, such as std::bad_alloc.
+    /// @throws ContractViolation  Reducer refuses the arguments, a buffer is missing, on another
+    ///         device, or has elements that share memory (a stride of 0), or thread ranks train the
+    ///         same memory; the other ranks throw PeerFailed, as after any other local failure, such
+    ///         as std::bad_alloc.
     /// @throws Mismatch  ranks have different options or models; the text names the first option,
     ///         parameter or buffer that differs, with both values.
     template <class Parameters>
@@ -263,8 +265,7 @@ private:
         detail::ModelEntry entry{comm};
         AgreementList compared;
         std::optional<detail::CoalescedBroadcast> start;
-        std::exception_ptr error;
-        try {
+        std::exception_ptr const error = detail::exception_of([&] {
             ParameterList const list = list_parameters();
             detail::check_parameters(list, detail::device_of(comm).id());
             compared.begin_section("options differ: ");
@@ -297,9 +298,7 @@ private:
                 start.emplace(module_->plan_sync());
             }
             entry.enter(list, options.shares_values);
-        } catch (...) {
-            error = std::current_exception();
-        }
+        });
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
         entry.leave();

@@ -234,7 +234,10 @@ public:
                 if (ready_check_) {
                     ready_check_->release([this](std::size_t i) { reducer_->mark_ready(i); });
                 }
-                model_collectives_.end(round_);
+                // In another stage no joined rank follows, and the reducer refuses.
+                if (stage_ == Stage::backward) {
+                    model_collectives_.end(round_);
+                }
                 reducer_->finalize_backward();
                 end_reduction();
             }
@@ -290,7 +293,7 @@ public:
         guarded([&] {
             require_stepped();
             model_collectives_.require_pass("skip()");
-            hooks().require_let_go();      // before any collective, so skip() can be called again
+            hooks().require_released();    // before any collective, so skip() can be called again
             detail::forget_failure(*this); // the failure of the batch: peers need not learn of it
             ranges_.end_passes();
             auto const* const session = detail::session_of(state_);
@@ -521,7 +524,7 @@ protected:
             });
         }
     }
-    /// What f() throws on this rank alone. Outside an enabled guard no roll call tells the others,
+    /// Tells other ranks what f() throws on this rank alone. Outside an enabled guard no roll call tells the others,
     /// and they would wait for it.
     template <class F>
     void told_to_others(F const& f) {
@@ -727,7 +730,7 @@ protected:
         model_collectives_.reset();
         reducer_->begin_guard();
     }
-    /// On every path out of a guard. Runs no collective and does not wait.
+    /// On every path out of a guard. Runs no collective. Waits only for ranks that still use gradients of this one.
     void end_guard() noexcept {
         stage_ = Stage::idle;
         model_collectives_.reset();
@@ -771,6 +774,7 @@ protected:
         } catch (...) {
             end_ranges();
             detail::record_failure(*this, {});
+            reducer_->take_gradients_back([this] { detail::fail_at_once(*this); });
             throw;
         }
     }

@@ -64,8 +64,8 @@ template <class Range>
 /// `sizes` is only read during the call.
 ///
 /// Such gradients cannot be views of buckets (`gradient_as_bucket_view`), because kernels write
-/// them to fixed addresses. Each gradient is copied into its bucket when it is ready, and the
-/// average is copied back. The backward pass still overlaps with the reductions;
+/// them to fixed addresses. Unless ranks sum them where they lie (see that option), each gradient is copied into its
+/// bucket when it is ready, and the average is copied back. The backward pass still overlaps with the reductions;
 /// tests/benchmarks/README.md has the cost of the copies. If an engine finds each gradient through
 /// its own pointer, which others may set, specialise `parameter_traits` with `set_grad` instead.
 /// @throws ContractViolation  a size is negative, or the sizes sum to more than the number of

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -62,6 +64,8 @@ private:
 };
 
 bool is_overlapping(Shape const& extents, Shape const& strides);
+/// What an error text says of such a view, after its name: it cannot be `done_and_remedy`.
+[[nodiscard]] std::string text_of_overlap(AnyView const& view, std::string_view done_and_remedy);
 
 bool share_memory(AnyView const& a, AnyView const& b);
 

@@ -60,14 +60,14 @@ namespace detail {
 class FixedTensors {
 public:
     /// Local. Errors call each tensor `what`.
-    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer) or is not on
-    ///                            `device`.
+    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer), is not on `device`, or
+    ///                            its elements share memory, so that ranks that receive it could not write it.
     FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {});
 
     /// Views of the tensors at their current addresses. Local; valid until the next call; does not
     /// allocate.
-    /// @throws ContractViolation  the extents, dtype or device of a tensor have changed, or it has
-    ///                            no memory.
+    /// @throws ContractViolation  the extents, dtype or device of a tensor have changed, it has no memory, or
+    ///                            its elements share memory.
     std::vector<AnyView> const& views();
 
     /// Appends the tensors of another object. Local.
@@ -75,6 +75,7 @@ public:
 
 private:
     [[noreturn]] void refuse(std::size_t i, std::string const& why) const;
+    void require_writable(std::size_t i, AnyView const& view) const;
 
     TensorList tensors_;
     std::string_view what_;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 #include <variant>
 
 #include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/reduce_op.hpp>
 #include <joinable/tensor/shape.hpp>
 #include <joinable/tensor/tensor.hpp>
 #include <joinable/tensor/traits.hpp>
@@ -12,11 +14,13 @@
 namespace joinable { inline namespace v0 {
 
 /// A tensor of one of several types, such as an engine's `std::variant<FloatTensor, HalfTensor>`.
-/// It is writable if every alternative is. All members throw std::bad_variant_access if the variant
+/// It is writable if every alternative is, and column-major if every one is. All members throw std::bad_variant_access if the variant
 /// is valueless by exception.
 template <class... Ts>
     requires(Tensor<Ts> && ...)
 struct tensor_traits<std::variant<Ts...>> {
+    static constexpr bool is_column_major = (detail::is_column_major<Ts> && ...);
+
     static DType dtype(std::variant<Ts...> const& t) {
         return std::visit([](auto const& tensor) { return joinable::dtype(tensor); }, t);
     }
@@ -39,6 +43,30 @@ struct tensor_traits<std::variant<Ts...>> {
     }
     static DeviceId device(std::variant<Ts...> const& t) {
         return std::visit([](auto const& tensor) { return joinable::device(tensor); }, t);
+    }
+    static std::size_t storage_bytes(std::variant<Ts...> const& t)
+        requires(detail::has_storage_bytes<Ts> || ...)
+    {
+        return std::visit(
+            []<class T>(T const& tensor) {
+                if constexpr (detail::has_storage_bytes<T>) {
+                    return detail::traits_of<T>::storage_bytes(tensor);
+                } else {
+                    return detail::max_bytes; // it does not say
+                }
+            },
+            t
+        );
+    }
+    static void check_reduction(std::variant<Ts...> const& t, ReduceOp op) {
+        std::visit(
+            [op]<class T>(T const& tensor) {
+                if constexpr (requires { detail::traits_of<T>::check_reduction(tensor, op); }) {
+                    detail::traits_of<T>::check_reduction(tensor, op);
+                }
+            },
+            t
+        );
     }
 };
 

@@ -24,6 +24,8 @@ struct TraceOptions {
     /// remain: the time between the first and the last return, and the drift of the clocks between an
     /// event and the collective. Threads and processes of one machine share a clock and need no shift.
     bool align_clocks = false;
+    /// A picture writes this name beside the curve of TraceTimeline::sample(). Rank 0's counts.
+    std::string_view samples = "sample";
 };
 
 namespace detail {
@@ -95,7 +97,9 @@ void write_picture(
 ) {
     Trace const trace = gather_trace(comm, mine, options);
     detail::ControlOver<Comm&> control{comm};
-    detail::write_on_first_rank(control, path, [&](auto const& sink) { sink(to_svg(trace)); });
+    detail::write_on_first_rank(control, path, [&](auto const& sink) {
+        sink(to_svg(trace, options.samples));
+    });
 }
 
 /// Explains what is no TraceTimeline.

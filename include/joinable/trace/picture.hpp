@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include <joinable/config.hpp>
 #include <joinable/trace/trace.hpp>
@@ -15,8 +16,10 @@ namespace joinable { inline namespace v0 {
 /// A picture has the same width for a run of any length. A column of a lane is filled in proportion to how
 /// its time was spent: if it has two colours, both happened within it. Waits for gradients of other ranks
 /// are a part of training and shadowing. Time outside rounds, such as that of the optimizer, has the
-/// colour of the empty lane. Browsers draw the picture light or dark, by the setting of the reader's system.
-[[nodiscard]] std::string to_svg(Trace const& trace);
+/// colour of the empty lane. A curve below the lanes, with the name `samples`, is the mean of what ranks gave
+/// TraceTimeline::sample() in the time of a column; samples that are not finite are left out. Browsers draw the
+/// picture light or dark, by the setting of the reader's system.
+[[nodiscard]] std::string to_svg(Trace const& trace, std::string_view samples = "sample");
 
 }} // namespace joinable::v0
 

@@ -30,6 +30,7 @@ struct Trace {
 /// |----------------------------------|-------------------------------------------------------------|
 /// | complete ("X"), nested           | round, shadow round, roll call, forward, wait, backward     |
 /// | asynchronous ("b" and "e")       | buckets, as they overlap                                    |
+/// | counter ("C")                    | samples; JSON has no number for those that are not finite   |
 /// | metadata ("M")                   | the names of the tracks                                     |
 /// | instant ("i")                    | how many events a rank dropped, if it dropped any           |
 ///

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +22,7 @@ enum class TraceKind : std::uint32_t {
     roll_call, ///< from announcing a round to its verdict
     wait,      ///< blocked in a roll call
     bucket,    ///< the collective of bucket `index`, of `value` bytes; on a device only its launch
+    sample,    ///< a number of the program at the moment `begin`, see TraceTimeline::sample()
 };
 
 /// A range of time on one rank. Times are nanoseconds of std::chrono::steady_clock. Plain bytes
@@ -31,6 +33,9 @@ struct TraceEvent {
     std::uint64_t value = 0;
     std::uint32_t index = 0;
     TraceKind kind = TraceKind::round;
+
+    /// The number of a sample.
+    [[nodiscard]] constexpr double number() const noexcept { return std::bit_cast<double>(value); }
 
     friend constexpr bool operator==(TraceEvent const&, TraceEvent const&) = default;
 };
@@ -63,10 +68,11 @@ public:
     class [[nodiscard]] Range {
     public:
         Range(Range&& other) noexcept
-            : timeline_{std::exchange(other.timeline_, nullptr)}, event_{other.event_} {}
+            : timeline_{std::exchange(other.timeline_, nullptr)}, start_{other.start_},
+              event_{other.event_} {}
         Range& operator=(Range&&) = delete;
         ~Range() {
-            if (timeline_ != nullptr) {
+            if (timeline_ != nullptr && timeline_->is_recording_ && timeline_->starts_ == start_) {
                 event_.end = ticks(Clock::now());
                 timeline_->add(event_);
             }
@@ -80,13 +86,14 @@ public:
             std::uint64_t value = 0,
             std::uint32_t index = 0
         ) noexcept
-            : timeline_{timeline.is_recording_ ? &timeline : nullptr} {
+            : timeline_{timeline.is_recording_ ? &timeline : nullptr}, start_{timeline.starts_} {
             if (timeline_ != nullptr) {
                 event_ = {ticks(Clock::now()), 0, value, index, kind};
             }
         }
 
         TraceTimeline* timeline_;
+        std::uint64_t start_; ///< by which it is recorded
         TraceEvent event_;
     };
 
@@ -95,17 +102,27 @@ public:
     TraceTimeline& operator=(TraceTimeline const&) = delete;
 
     /// Discards recorded events and records up to `capacity` new ones, of 32 bytes each. A training round
-    /// takes four, and one more for each bucket and each wait.
+    /// takes four, and one more for each bucket, each wait and each sample.
     /// @throws std::bad_alloc  nothing has changed.
     void start(std::size_t capacity) {
         std::vector<TraceEvent> events(capacity); // writes to all pages, so none is mapped later
         events_.swap(events);
         count_ = 0;
         dropped_ = 0;
+        ++starts_;
         is_recording_ = true;
     }
-    /// Records nothing more. Recorded events stay.
+    /// Records nothing more, nor the ranges that have begun. Recorded events stay.
     void stop() noexcept { is_recording_ = false; }
+
+    /// Records a number of the program, such as the loss of a batch: pictures draw its mean over ranks as a
+    /// curve below the lanes, and traces for Perfetto have it as a counter of the rank.
+    void sample(double number) noexcept {
+        if (is_recording_) {
+            std::int64_t const now = ticks(Clock::now());
+            add({now, now, std::bit_cast<std::uint64_t>(number), 0, TraceKind::sample});
+        }
+    }
 
     /// The recorded events, in the order in which they ended.
     [[nodiscard]] std::span<TraceEvent const> events() const noexcept {
@@ -147,6 +164,7 @@ private:
     std::size_t count_ = 0;          ///< recorded events, at the front
     std::uint64_t dropped_ = 0;
     std::uint64_t rounds_ = 0;
+    std::uint64_t starts_ = 0;
     bool is_recording_ = false;
 };
 static_assert(Timeline<TraceTimeline>);

@@ -13,7 +13,7 @@
 #include <support/folder.hpp>
 #include <support/volume.hpp>
 
-// All of the example that a GPU does not run itself, over doubles of CUDA and NCCL: kernels run on the
+// All of the example that a GPU does not run itself, over fakes of CUDA and NCCL: kernels run on the
 // streams' threads.
 
 namespace {
@@ -30,7 +30,7 @@ struct StreamLaunch {
 };
 
 std::vector<Findings>
-train_on_doubles(Options const& options, std::vector<Text> const& texts, Text const& held_out) {
+train_on_fakes(Options const& options, std::vector<Text> const& texts, Text const& held_out) {
     return run_ranks(options, texts, held_out, [&](auto& hosts, Job const& job) {
         return train_on_gpu(hosts, job, 8, [](joinable::NcclCommunicator& comm) {
             comm.device_memory().use_kernels(joinable_tests::host_kernels());
@@ -68,7 +68,7 @@ TEST_CASE("ranks on devices train as ranks on the host do, and hold the same bit
         auto const texts = uneven_texts(ranks);
         auto const on_host = train_ranks(options, texts, held_out);
         options.device = Where::cuda;
-        auto const on_devices = train_on_doubles(options, texts, held_out);
+        auto const on_devices = train_on_fakes(options, texts, held_out);
         CHECK(on_devices[0].bits_before == doctest::Approx(on_host[0].bits_before).epsilon(1e-5));
         CHECK(on_devices[0].bits_after == doctest::Approx(on_host[0].bits_after).epsilon(1e-3));
         CHECK(on_devices[0].bits_after < on_devices[0].bits_before);
@@ -99,7 +99,7 @@ TEST_CASE("each rule trains to the same bits on devices, whatever is sharded the
         auto const texts = uneven_texts(ranks);
         auto const on_host = train_ranks(options, texts, held_out);
         options.device = Where::cuda;
-        auto const whole = train_on_doubles(options, texts, held_out);
+        auto const whole = train_on_fakes(options, texts, held_out);
         CHECK(whole[0].bits_after == doctest::Approx(on_host[0].bits_after).epsilon(1e-2));
         CHECK(whole[0].bits_after < whole[0].bits_before);
         CHECK(whole[0].state_bytes == on_host[0].state_bytes);
@@ -110,7 +110,7 @@ TEST_CASE("each rule trains to the same bits on devices, whatever is sharded the
         for (Sharding const sharding :
              {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
             options.sharding = sharding;
-            auto const sharded = train_on_doubles(options, texts, held_out);
+            auto const sharded = train_on_fakes(options, texts, held_out);
             std::size_t bytes = 0;
             for (std::size_t rank = 0; rank < texts.size(); ++rank) {
                 CHECK(sharded[rank].digest == whole[0].digest);
@@ -125,10 +125,10 @@ TEST_CASE("each rule trains to the same bits on devices, whatever is sharded the
             joinable_tests::Folder const folder;
             options.sharding = Sharding::gradients;
             options.save = {folder.file("model"), whole[0].rounds / 2 + 1, ""};
-            CHECK(train_on_doubles(options, texts, held_out)[0].digest == whole[0].digest);
+            CHECK(train_on_fakes(options, texts, held_out)[0].digest == whole[0].digest);
             options.sharding = Sharding::parameters;
             options.save = {"", 1, folder.file("model")};
-            auto const resumed = train_on_doubles(options, texts, held_out);
+            auto const resumed = train_on_fakes(options, texts, held_out);
             CHECK(resumed[0].rounds < whole[0].rounds);
             CHECK(resumed[0].digest == whole[0].digest);
         }

@@ -10,6 +10,7 @@
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 #include <support/linear_model.hpp>
+#include <support/numbers.hpp>
 #include <support/recording_communicator.hpp>
 
 namespace {
@@ -177,6 +178,36 @@ TEST_CASE("gradients that live in buckets keep their contents when buckets are c
             CHECK(doubles[1].g(100) == 88.0);
         }
         CHECK(reducer.buckets().size() > 6);
+    });
+}
+
+TEST_CASE(
+    "buckets are cut anew with the strides that all ranks had, not with those that one has now"
+) {
+    struct Matrix {
+        joinable::AnyView value, grad;
+    };
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        joinable::Shape const extents{2, 3};
+        std::vector<float> values(6);
+        std::vector<float> gradients(6);
+        std::vector<Matrix> model(1);
+        auto const lay_out = [&](joinable::Shape const& strides) {
+            model[0].value = {values.data(), joinable::DType::f32, extents, strides};
+            model[0].grad = {gradients.data(), joinable::DType::f32, extents, strides};
+        };
+        lay_out(joinable::row_major_strides(extents));
+        Reducer reducer{comm, joinable::parameters(model)};
+        if (comm.rank() == 0) { // its engine chooses a layout in the first pass
+            lay_out(joinable::column_major_strides(extents));
+        }
+        for (int round = 0; round < 3; ++round) {
+            write(model[0].grad, {0, 1, 2, 3, 4, 5});
+            reducer.prepare_for_backward(1.0 / comm.size());
+            reducer.mark_ready(0);
+            reducer.finalize_backward();
+            CHECK(read(model[0].grad) == Numbers{0, 1, 2, 3, 4, 5});
+        }
     });
 }
 

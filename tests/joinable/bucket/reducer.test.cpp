@@ -155,6 +155,23 @@ TEST_CASE("a gradient that is missing and cannot be made is named") {
     });
 }
 
+TEST_CASE("an iteration whose averages were not all written is not finished by a second try") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        std::vector<Plain> params{{{1.0F}, std::vector<float>{8.0F}}, {{1.0F}, {}}};
+        Reducer reducer{comm, joinable::parameters(params)};
+        reducer.prepare_for_backward(0.5);
+        reducer.mark_ready(1);
+        reducer.mark_ready(0);
+        CHECK_THROWS_AS(reducer.finalize_backward(), joinable::ContractViolation);
+        params[1].grad.emplace(1); // too late: parameter 0 was not reached
+        CHECK_THROWS_WITH_AS(
+            reducer.finalize_backward(),
+            doctest::Contains("could not be written into all of its gradients"),
+            joinable::ContractViolation
+        );
+    });
+}
+
 TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
     over_ranks({1}, [](RankCommunicator& comm) {
         auto params = make_params<float>({2, 3, 1});

@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -1130,6 +1131,31 @@ TEST_CASE("two settings of one name cannot be written") {
         "the rule's agree_on() adds two settings named rate, but a checkpoint has one of each name",
         ContractViolation
     );
+}
+
+TEST_CASE("a checkpoint is not read while the elements of a value come in another order") {
+    Folder const folder;
+    over_ranks({1, 2, 3}, [&](RankCommunicator& comm) {
+        Shape const extents{2, 2};
+        std::vector<StridedParam> params;
+        params.push_back({{{DType::f32, extents, {2, 1}}, {DType::f32, extents, {2, 1}}, {}}});
+        params[0].need_grad();
+        write(params[0].grad, {1.0, 2.0, 4.0, 8.0});
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 1.0, .momentum = 0.5}};
+        Checkpoint save{zero, folder.file("of_" + std::to_string(comm.size()))};
+        zero.step();
+        save.write();
+        OwnedTensor rows = std::exchange(params[0].value, {DType::f32, extents, {1, 2}});
+        says(
+            failure_of([&] { save.read(); }),
+            "parameter 0 is f32 (2, 2) with strides (1, 2) now, but was f32 (2, 2) with strides (2, 1)"
+        );
+        params[0].value = std::move(rows);
+        save.read();
+        zero.step();
+        CHECK(read(params[0].value.view()) == Numbers{-2.5, -5.0, -10.0, -20.0});
+        comm.barrier();
+    });
 }
 
 TEST_CASE("a rule whose number of states has changed is refused, and the old file stays") {

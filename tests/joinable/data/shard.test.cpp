@@ -93,6 +93,13 @@ constexpr bool test_arithmetic() {
 }
 static_assert(test_arithmetic());
 
+constexpr bool test_none() {
+    OfNamed const none{};
+    OfConst const none_either{};
+    return none.empty() && none.begin() == none.end() && none_either.begin() == none_either.end();
+}
+static_assert(test_none());
+
 // ---- how elements are dealt ---------------------------------------------------------------------
 
 TEST_CASE("seven elements are dealt to three ranks one by one") {

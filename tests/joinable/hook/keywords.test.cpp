@@ -3,6 +3,8 @@
 
 #include <concepts>
 #include <cstddef>
+#include <limits>
+#include <optional>
 #include <string>
 
 #include <doctest/doctest.h>
@@ -32,6 +34,20 @@ static_assert(accepts<count_t, int>);
 static_assert(!accepts<count_t, double>); // no fraction is cut silently
 static_assert(!accepts<count_t, bool>);
 static_assert(accepts<label_t, char const*>);
+
+template <class Number>
+struct perhaps_t : keyword<perhaps_t<Number>, std::optional<Number>> {
+    using keyword<perhaps_t<Number>, std::optional<Number>>::operator=;
+};
+static_assert(accepts<perhaps_t<int>, int>);
+static_assert(accepts<perhaps_t<int>, std::optional<int>>);
+static_assert(accepts<perhaps_t<int>, std::nullopt_t>);
+static_assert(!accepts<perhaps_t<int>, double>);
+static_assert(!accepts<perhaps_t<int>, std::optional<double>>);
+static_assert(!accepts<perhaps_t<int>, bool>);
+static_assert(accepts<perhaps_t<bool>, bool>);
+static_assert(accepts<perhaps_t<bool>, std::nullopt_t>);
+static_assert(!accepts<perhaps_t<bool>, int>);
 
 TEST_CASE("a keyword that was given is read back, another one keeps its default") {
     arguments<keywords<flag_t, count_t, label_t>> args{};
@@ -69,6 +85,30 @@ TEST_CASE("a whole number that the keyword's type cannot hold is refused, and no
         joinable::ContractViolation
     );
     static_assert((offset = -3).value == -3);
+    enum Unscoped : int { negative = -1 };
+    CHECK_THROWS_AS(count = negative, joinable::ContractViolation);
+}
+
+TEST_CASE("an optional number that the keyword's type cannot hold is refused, and not changed") {
+    perhaps_t<unsigned> const perhaps{};
+    CHECK((perhaps = 3).value == 3U);
+    CHECK((perhaps = std::optional<int>{3}).value == 3U);
+    CHECK(!(perhaps = std::nullopt).value);
+    CHECK(!(perhaps = std::optional<int>{}).value);
+    CHECK_THROWS_AS(perhaps = -1, joinable::ContractViolation);
+    CHECK_THROWS_AS(perhaps = std::optional<int>{-1}, joinable::ContractViolation);
+}
+
+TEST_CASE("a number that becomes infinite in the keyword's type is refused") {
+    perhaps_t<float> const perhaps{};
+    CHECK((perhaps = 0.1).value == 0.1F);
+    CHECK((perhaps = -std::numeric_limits<double>::infinity()).value < 0.0F);
+    CHECK_THROWS_WITH_AS(
+        perhaps = -1e300,
+        "a keyword whose value is a floating-point number of 32 bits was given -1e+300; give it a number that "
+        "fits, or make its type larger",
+        joinable::ContractViolation
+    );
 }
 
 } // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// Tensors of libtorch in the memory of a GPU, over the doubles of CUDA and NCCL. libtorch itself computes nothing
+// Tensors of libtorch in the memory of a GPU, over the fakes of CUDA and NCCL. libtorch itself computes nothing
 // here: without CUDA it can only say where such a tensor is.
 #include <joinable/interop/torch_tensor.hpp>
 

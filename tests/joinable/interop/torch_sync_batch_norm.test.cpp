@@ -273,10 +273,14 @@ void train_together(Comm& comm) {
 
 TEST_CASE("a model with SyncBatchNorm trains on uneven inputs as one process does on their union") {
     run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) { train_together(comm); });
-    run_process_ranks({1, 2, 3, 4}, [](joinable::ProcessCommunicator& comm) {
-        at::set_num_threads(1); // a child of a process that has a pool has none
-        train_together(comm);
-    });
+    run_process_ranks(
+        {1, 2, 3, 4},
+        [](joinable::ProcessCommunicator& comm) {
+            at::set_num_threads(1); // a child of a process that has a pool has none
+            train_together(comm);
+        },
+        {.other_threads = true}
+    ); // of a BLAS, which starts its own again in a forked process
 }
 
 } // namespace

@@ -304,6 +304,76 @@ TEST_CASE("a round cannot be waited for after its guard, nor in another one") {
     });
 }
 
+TEST_CASE("a round that was refused cannot be waited for again, and the communicators stay usable"
+) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        AllReducer reducer{comm};
+        reducer.ends_its_part = true;
+        try {
+            Join guard{participants(reducer)};
+            reducer();
+            if (comm.rank() == 0) {
+                throw Injected{"disk on fire"};
+            }
+            auto refused = joinable::announce_round(reducer);
+            CHECK_THROWS_AS(static_cast<void>(refused.wait()), joinable::PeerFailed);
+            CHECK_THROWS_AS(static_cast<void>(refused.wait()), joinable::PeerFailed);
+        } catch (Injected const&) { // NOLINT(bugprone-empty-catch): the others hear of it
+        }
+        int value = 1;
+        comm.all_reduce({&value, 1, joinable::DType::i32}, joinable::ReduceOp::sum).wait();
+        CHECK(value == comm.size());
+    });
+}
+
+TEST_CASE("what ended a guard is thrown again, also if it was the communicator") {
+    Shared<std::atomic<bool>> gave_up;
+    over_ranks({2}, [&](RankCommunicator& comm) {
+        AllReducer reducer{comm};
+        auto const run = [&] {
+            auto const timeout = std::chrono::milliseconds{comm.rank() == 0 ? 500 : 60'000};
+            Join guard{participants(reducer), {.timeout = timeout}};
+            if (comm.rank() == 1) {
+                wait_until(*gave_up, true);
+            } else {
+                CHECK_THROWS_AS(reducer(), joinable::TimedOut);
+                *gave_up = true;
+            }
+            reducer();
+        };
+        CHECK_THROWS_AS(run(), joinable::TimedOut);
+    });
+}
+
+TEST_CASE("a round in a post hook is refused, and the others learn why") {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        AllReducer reducer{comm};
+        reducer.ends_its_part = true;
+        bool const is_culprit = comm.rank() == 0;
+        reducer.before_post = [&](auto const&) {
+            if (is_culprit) {
+                reducer();
+            }
+        };
+        auto const run = [&] {
+            Join guard{participants(reducer)};
+            for (int i = 0; i <= comm.rank(); ++i) {
+                reducer();
+            }
+            guard.finish();
+        };
+        std::string const text =
+            "participant 0 (AllReducer) notified in a post hook, after the last round of the "
+            "guard; open rounds before finish()";
+        if (is_culprit) {
+            CHECK_THROWS_WITH_AS(run(), text.c_str(), joinable::ContractViolation);
+        } else {
+            auto const told = "rank 0 failed: " + text;
+            CHECK_THROWS_WITH_AS(run(), told.c_str(), joinable::PeerFailed);
+        }
+    });
+}
+
 TEST_CASE("two ranks that fail in the same round are both named") {
     over_ranks({3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};

@@ -135,6 +135,41 @@ TEST_CASE("a guard that is not enabled attaches and sends nothing") {
     });
 }
 
+/// Takes part in rounds of one phase.
+template <joinable::Phase phase>
+struct InPhase {
+    RankCommunicator& comm;
+    joinable::JoinState state = {};
+
+    struct Hook {
+        void main_hook() {}
+        void post_hook(bool) {}
+        static bool takes_part(joinable::Round const& round) { return round.phase() == phase; }
+    };
+    Hook join_hook(joinable::arguments<joinable::keywords<>> const&) { return {}; }
+    RankCommunicator& join_communicator() { return comm; }
+    joinable::JoinState& join_state() { return state; }
+    void operator()() { joinable::notify_join_context(*this, {.phase = phase}).done(); }
+};
+
+TEST_CASE("participants of different rounds open one each, in any guard") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (bool const is_enabled : {true, false}) {
+            InPhase<joinable::Phase::evaluate> evaluate{comm};
+            InPhase<joinable::Phase::train> train{comm};
+            Join guard{participants(train, evaluate), {.enable = is_enabled}};
+            for (std::size_t i = 0; i < 3; ++i) {
+                train();
+                CHECK(guard.round().number() == 2 * i);
+                evaluate();
+                CHECK(guard.round().number() == 2 * i + 1);
+                CHECK(guard.round().phase() == joinable::Phase::evaluate);
+            }
+            CHECK(guard.finish().own_rounds == 6);
+        }
+    });
+}
+
 TEST_CASE("under throw_early announcing throws, so that no rank begins a round that is not held") {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};

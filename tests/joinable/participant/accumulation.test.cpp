@@ -2,6 +2,7 @@
 #include <joinable/participant/data_parallel.hpp>
 
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -401,7 +402,13 @@ TEST_CASE("once a bucket is on its way a failed batch fails all ranks") {
             CHECK(comm.rank() == 1);
             text = error.what();
         }
-        CHECK(text.find("a batch cannot be skipped on rank 1 any more") != std::string::npos);
+        // Threads use gradients where they lie, so the guard may end before the program can skip: with the batch's own text.
+        bool const is_of_batch = std::same_as<RankCommunicator, joinable::ThreadCommunicator> &&
+                                 text.find("out of memory") != std::string::npos;
+        bool const is_of_skip =
+            text.find("a batch cannot be skipped on rank 1 any more") != std::string::npos;
+        CAPTURE(text);
+        CHECK((is_of_batch || is_of_skip));
     });
 }
 

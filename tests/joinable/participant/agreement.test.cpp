@@ -123,6 +123,14 @@ void check_models(Comm& comm) {
     CHECK(differs(view(floats, {2, 3}, Strides{3, 1})) == start + "f32 (2, 3)");
     CHECK(differs(view(memory, {2, 3}, Strides{1, 2})) == start + "f64 (2, 3), strides (1, 2)");
     CHECK(differs(usual).empty());
+
+    auto const differ = [&](Strides one, Strides other) {
+        std::vector<Strided> model{{view(memory, {2, 1, 3}, is_odd ? other : one), {}}};
+        return mismatch_of([&] { DistributedDataParallel ddp{comm, model}; });
+    };
+    CHECK(differ({3, 3, 1}, {3, 1, 1}).empty()); // the stride of one element moves none
+    CHECK(differ({1, 7, 2}, {1, 1, 2}).empty());
+    CHECK(!differ({1, 7, 2}, {3, 7, 1}).empty());
 }
 
 TEST_CASE("each property of a parameter that differs is named with both values") {

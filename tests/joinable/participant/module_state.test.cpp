@@ -542,6 +542,44 @@ TEST_CASE("a missing buffer on one rank fails on all, before anything is sent") 
     });
 }
 
+TEST_CASE("tensors that receivers could not write are refused on all ranks, the sender included") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        std::vector<double> one(1);
+        auto const repeated =
+            joinable::as_strided(one, {4}, {0}); // as an engine expands a constant
+        auto params = make_params<double>({1});
+        auto const refusal_of = [](auto const& make) {
+            return text_of<joinable::ContractViolation>(make);
+        };
+        std::string const why =
+            " has elements that share memory (extents (4), strides (0)), so it cannot be ";
+        std::string const written = why + "written; give a contiguous copy";
+        CHECK(refusal_of([&] {
+                  DistributedDataParallel{comm, params, buffers(repeated)};
+              }) == "buffer 0" + written);
+        DistributedDataParallel ddp{comm, params};
+        CHECK(refusal_of([&] { ddp.attach_state(repeated); }) == "state tensor 0" + written);
+        CHECK(refusal_of([&] {
+                  joinable::broadcast_coalesced(comm, repeated, 8, 0);
+              }) == "tensor 0" + written);
+        struct Expanded {
+            AnyView value, grad;
+        };
+        std::vector<double> gradient(4);
+        std::vector<Expanded> model{{AnyView{repeated}, AnyView{gradient}}};
+        CHECK(refusal_of([&] {
+                  DistributedDataParallel{comm, model};
+              }) == "parameter 0" + why + "trained; give it a contiguous copy");
+        AnyView buffer{gradient};
+        DistributedDataParallel moved{comm, params, buffers(std::vector{&buffer})};
+        buffer = AnyView{repeated}; // an engine that expands it later
+        CHECK(refusal_of([&] {
+                  moved.forward([] {});
+                  moved.backward([](auto ready) { ready(0); });
+              }) == "buffer 0" + written);
+    });
+}
+
 TEST_CASE("options of the state that differ are refused") {
     over_ranks({2, 3}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});

@@ -14,6 +14,8 @@
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 
+#include <joinable/communicator/collectives.hpp>
+#include <joinable/communicator/self.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
@@ -48,6 +50,48 @@ TEST_CASE("a variant of tensors is the tensor that it holds") {
     std::variant<AnyView> const away{AnyView{storage.data(), joinable::DType::f64, {6}, {1}, device}
     };
     CHECK(joinable::device(away) == device);
+}
+
+/// One whose adapter says more than where its elements are.
+struct Mask {
+    std::vector<unsigned char> elements;
+    std::size_t step = 1;
+};
+
+} // namespace
+
+template <>
+struct joinable::tensor_traits<Mask> {
+    using value_type = unsigned char;
+    static constexpr bool is_column_major = true;
+    static unsigned char* data(Mask& t) { return t.elements.data(); }
+    static unsigned char const* data(Mask const& t) { return t.elements.data(); }
+    static std::array<std::size_t, 2> extents(Mask const&) { return {{2, 3}}; }
+    static std::array<std::size_t, 2> strides(Mask const& t) { return {{t.step, 2 * t.step}}; }
+    static std::size_t storage_bytes(Mask const& t) { return t.elements.size(); }
+    static void check_reduction(Mask const&, ReduceOp op) {
+        if (op == ReduceOp::sum) {
+            throw ContractViolation{"a mask has no sum"};
+        }
+    }
+};
+
+namespace {
+
+TEST_CASE("what the traits of a tensor check is checked in a variant, too") {
+    std::variant<Mask, std::vector<float>> tensor{Mask{std::vector<unsigned char>(6, 1)}};
+    std::variant<Mask> only{std::get<0>(tensor)};
+    joinable::SelfCommunicator comm;
+    CHECK_THROWS_WITH(
+        joinable::all_reduce(comm, only, joinable::ReduceOp::sum).wait(), "a mask has no sum"
+    );
+    joinable::all_reduce(comm, only, joinable::ReduceOp::bit_or).wait(); // dense in its own order
+    CHECK(AnyView{tensor}.numel() == 6);
+    std::get<0>(tensor).step = 4; // as if in bytes
+    CHECK_THROWS_AS(AnyView{tensor}, joinable::ContractViolation);
+    tensor = std::vector<float>(2);
+    CHECK(AnyView{tensor}.numel() == 2);
+    joinable::all_reduce(comm, tensor, joinable::ReduceOp::sum).wait();
 }
 
 /// How a parameter is kept: as a type of its own, ...

@@ -971,6 +971,20 @@ TEST_CASE("passes whose end joined ranks would not hear of are refused") {
     });
 }
 
+TEST_CASE("a pass that is ended twice is refused at once, though joined ranks follow no pass then"
+) {
+    check_refused({2, 3, 4}, "finalize_backward() without", [](RankCommunicator& comm) {
+        comm.set_deadline(std::chrono::seconds{2});
+        Model model{comm};
+        Join guard{participants(model.ddp)};
+        for (std::size_t input = 0; input < uneven(comm); ++input) {
+            model.round([&] { model.sum(1.0); });
+            model.ddp.finalize_backward();
+        }
+        guard.finish();
+    });
+}
+
 TEST_CASE("what attach_collectives() cannot take it refuses, and it is compared on entry") {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         auto group = comm.split(0, static_cast<int>(comm.rank()));

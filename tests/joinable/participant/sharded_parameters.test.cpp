@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -1046,6 +1047,57 @@ TEST_CASE("values that are loaded while all are there are those that train on") 
                 CHECK(numbers == Numbers(numbers.size(), 2.0));
             }
         }
+    });
+}
+
+TEST_CASE("values that are loaded in another order of elements are refused") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
+            Shape const extents{8, 8};
+            std::vector<StridedParam> owned;
+            owned.push_back({{{DType::f32, extents, {8, 1}}, {DType::f32, extents, {8, 1}}, {}}});
+            Gathered params = gathered(std::move(owned));
+            ShardedDataParallel sharded{comm, params, Sgd{}, sharded_by(partition, 64)};
+            Numbers numbers(64);
+            std::iota(numbers.begin(), numbers.end(), 1.0);
+            auto const load = [&](OwnedTensor const& loaded) {
+                auto const held = sharded.use_all();
+                write(loaded.view(), numbers);
+                AnyView const gathered = std::exchange(params[0].value, loaded.view());
+                try {
+                    sharded.reload();
+                } catch (ContractViolation const&) {
+                    params[0].value = gathered;
+                    throw;
+                }
+            };
+            CHECK_THROWS_WITH_AS(
+                load({DType::f32, extents, {1, 8}}),
+                "parameter 0 is f32 (8, 8) with strides (1, 8) now, but was f32 (8, 8) with strides (8, 1) when it "
+                "was given, and the optimizer keeps its elements in that order; give the value that layout on "
+                "every rank, or make a new optimizer",
+                ContractViolation
+            );
+            load({DType::f32, extents, {9, 1}}); // padded rows
+            CHECK(all_values(sharded, params) == std::vector<Numbers>{numbers});
+        }
+    });
+}
+
+TEST_CASE("use_all() that is refused on a rank leaves no memory on the others") {
+    over_ranks({2, 3}, [](RankCommunicator& comm) {
+        Gathered params = model_of_units();
+        ShardedDataParallel sharded{comm, params, Sgd{}, by_units};
+        auto held = sharded.use_all();
+        if (comm.rank() != 1) {
+            held.clear();
+        }
+        CHECK_THROWS_AS((void)sharded.use_all(), std::exception);
+        CHECK(sharded.unit_bytes() == 2 * 256 + (comm.rank() == 1 ? 192 + 256 : 0));
+        held.clear();
+        CHECK(sharded.unit_bytes() == 2 * 256);
+        held = sharded.use_all();
+        CHECK(params[1].value);
     });
 }
 

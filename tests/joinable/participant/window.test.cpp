@@ -461,6 +461,22 @@ TEST_CASE("discard_window() is refused in a round, and where ranks may know of t
     });
 }
 
+TEST_CASE("after a window was reduced, discard_window() finds nothing between rounds") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+        Join guard{participants(ddp)};
+        for (int window = 0; window < 2; ++window) {
+            params[0].g(0) = 0;
+            train(ddp, params, 4, {.will_sync = false, .weight = 4});
+            train(ddp, params, 4, {.weight = 4});
+            CHECK(params[0].g(0) == doctest::Approx(1));
+            ddp.discard_window();
+        }
+        guard.finish();
+    });
+}
+
 TEST_CASE(
     "discard_window() between the rounds of a guard takes the weight from all its participants"
 ) {
@@ -786,6 +802,35 @@ TEST_CASE("a forward pass that was given up before a guard does not keep what wa
     });
 }
 
+TEST_CASE(
+    "gradients whose memory was freed are named where the next guard looks whether they are cleared"
+) {
+    struct Freed {
+        joinable::AnyView value, grad;
+    };
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        float value = 1;
+        float gradient = 1;
+        auto const view = [](float* memory) {
+            return joinable::AnyView{memory, joinable::DType::f32, {1}, {1}};
+        };
+        std::vector<Freed> params{{view(&value), view(&gradient)}};
+        DistributedDataParallel ddp{comm, params, {.sync_at_end = false}};
+        {
+            Join guard{participants(ddp)};
+            ddp.forward([] {}, {.will_sync = false});
+            ddp.backward([&](auto ready) { ready(0); });
+            guard.finish();
+        }
+        params[0].grad = view(nullptr);
+        CHECK_THROWS_WITH_AS(
+            (void)(Join{participants(ddp)}),
+            doctest::Contains("parameter 0 has a gradient at a null pointer"),
+            ContractViolation
+        );
+    });
+}
+
 TEST_CASE("both models of a guard forget what was cleared, and which parameters they had used") {
     over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         Params one = make_params<double>({1});
@@ -1052,6 +1097,25 @@ TEST_CASE("in a guard that is not enabled two models clear their windows within 
         finish(a, of_a);
         finish(b, of_b);
         guard.finish();
+    });
+}
+
+TEST_CASE("in a guard that is not enabled a pass that is run again belongs to the same round") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params};
+        Join guard{participants(ddp), {.enable = false, .sync_every = 2}};
+        for (int batch = 0; batch < 4; ++batch) {
+            params[0].g(0) = batch % 2 == 0 ? 0 : params[0].g(0);
+            if (batch == 1 && comm.rank() == 0) {
+                auto const fails = [] { throw std::runtime_error{"a bad sample"}; };
+                CHECK_THROWS_AS(ddp.forward(fails), std::runtime_error);
+            }
+            train(ddp, params, 2);
+            CHECK(params[0].g(0) == (batch % 2 == 0 ? 2 : 4));
+        }
+        CHECK(guard.round().number() == 3);
+        CHECK(guard.finish().own_rounds == 4);
     });
 }
 

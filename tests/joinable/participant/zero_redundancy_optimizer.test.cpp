@@ -46,6 +46,7 @@ using joinable::ContractViolation;
 using joinable::DistributedDataParallel;
 using joinable::DType;
 using joinable::Join;
+using joinable::Mismatch;
 using joinable::participants;
 using joinable::Partition;
 using joinable::Sgd;
@@ -595,6 +596,40 @@ TEST_CASE("an infinite gradient on one rank makes all ranks skip the step, joine
     });
 }
 
+TEST_CASE("a copy of a shared object refers to what it was made of") {
+    LossScale loss;
+    joinable::SharedObject object{loss};
+    joinable::SharedObject const copy = object;
+    ZeroOptions const options{.shared = {object}};
+    CHECK(copy.data() == &loss);
+    CHECK(options.shared[0].data() == &loss);
+    CHECK(options.shared[0].bytes() == sizeof(LossScale));
+}
+
+TEST_CASE("an array of numbers is a shared object") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        double scales[2]{8.0, 4.0};
+        std::vector<StridedParam> params = make({});
+        DistributedDataParallel ddp{comm, params};
+        ZeroRedundancyOptimizer zero{
+            comm,
+            params,
+            Sgd{},
+            {.before_step = [](auto const&) { return true; }, .shared = {scales}}
+        };
+        Join guard{participants(ddp, zero)};
+        for (int round = 0; round <= comm.rank(); ++round) { // the last rank goes on alone
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) { backward(params, {}, comm.rank(), round, ready); });
+            scales[1] += comm.rank();
+            zero.step();
+        }
+        guard.finish();
+        CHECK(scales[0] == 8.0);
+        CHECK(scales[1] == (comm.size() == 1 ? 4.0 : 6.0));
+    });
+}
+
 TEST_CASE("groups have settings of their own, and share the load of ranks") {
     over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         for (ZeroOptions const& options : all_options) {
@@ -1072,6 +1107,8 @@ TEST_CASE("a value whose elements come in another order keeps no state of the ol
             Sgd const rule{.learning_rate = 1.0, .momentum = 0.5};
             ZeroRedundancyOptimizer zero{comm, params, rule, {.partition = partition}};
             zero.step();
+            zero.consolidate();
+            auto const state = comm.rank() == 0 ? zero.state() : joinable::OptimizerState<Sgd>{};
             params[0].value = tensor({1, 2}, read(params[0].value.view()));
             std::string const text =
                 "parameter 0 is f32 (2, 2) with strides (1, 2) now, but was f32 (2, 2) with strides (2, 1) when it "
@@ -1079,10 +1116,31 @@ TEST_CASE("a value whose elements come in another order keeps no state of the ol
                 "every rank, or make a new optimizer";
             CHECK_THROWS_WITH_AS(zero.step(), text.c_str(), ContractViolation);
             CHECK_THROWS_WITH_AS(zero.consolidate(), text.c_str(), ContractViolation);
+            CHECK_THROWS_WITH_AS(zero.load(state), text.c_str(), ContractViolation);
             params[0].value = tensor({5, 1}, read(params[0].value.view())); // padded rows
             zero.step();
             CHECK(read(params[0].value.view()) == Numbers{-2.5, -5.0, -10.0, -20.0});
         }
+    });
+}
+
+TEST_CASE("masters are not read from a value whose elements come in another order") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        Shape const extents{2, 2};
+        std::vector<StridedParam> params;
+        params.push_back({{{DType::bf16, extents, {2, 1}}, {DType::bf16, extents, {2, 1}}, {}}});
+        params[0].need_grad();
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 1.0}};
+        for (Shape const& strides : {Shape{1, 2}, Shape{2, 1}}) {
+            params[0].value = OwnedTensor{DType::bf16, extents, strides};
+            write(params[0].value.view(), {1.0, 2.0, 3.0, 4.0});
+            if (strides[0] == 1) {
+                CHECK_THROWS_AS(zero.reload(), ContractViolation);
+            }
+        }
+        zero.reload();
+        zero.step();
+        CHECK(read(params[0].value.view()) == Numbers{1.0, 2.0, 3.0, 4.0});
     });
 }
 
@@ -1099,6 +1157,43 @@ TEST_CASE("strides of a dimension of one element may change") {
         write(params[0].value.view(), {3.0, 4.0});
         zero.step();
         CHECK(read(params[0].value.view()) == Numbers{2.5, 3.5});
+    });
+}
+
+TEST_CASE("where consolidate() is refused, what it gathered before is still there") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        std::vector<StridedParam> params = make({});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        zero.consolidate();
+        auto const is_there = [&] {
+            return comm.rank() != 0 || zero.state().parameters.size() == params.size();
+        };
+        CHECK_THROWS_AS(zero.consolidate(99), ContractViolation);
+        CHECK(is_there());
+        if (comm.size() > 1) {
+            zero.rule().learning_rate = comm.rank();
+            CHECK_THROWS_AS(zero.consolidate(), Mismatch);
+            CHECK(is_there());
+            zero.rule().learning_rate = 0.5;
+        }
+        zero.consolidate();
+        CHECK(is_there());
+    });
+}
+
+TEST_CASE("a gradient is laid out as its value whatever the stride of a dimension of one element") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        Shape const extents{64, 1};
+        std::vector<StridedParam> params;
+        params.push_back({{{DType::f32, extents, {1, 1}}, {DType::f32, extents, {1, 64}}, {}}});
+        params[0].need_grad();
+        write(params[0].grad, Numbers(64, 1.0)); // of norm 8
+        ZeroOptions const options{.partition = Partition::flat, .before_step = ClipNorm{4.0}};
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 1.0}, options};
+        zero.step();
+        for (double const number : read(params[0].value.view())) {
+            CHECK(number == doctest::Approx(-0.5));
+        }
     });
 }
 

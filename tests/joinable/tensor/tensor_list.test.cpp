@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -94,6 +95,24 @@ TEST_CASE("pointers are kept, shared ones and temporary handles keep their tenso
     CHECK(list[1].view().data() == unique->data());
     CHECK(list[2].view().as<double>()(0) == 3.0);
     CHECK(list[3].view().data() == list[2].view().data());
+}
+
+TEST_CASE(
+    "an optional holds its tensor: a named range is followed, views of a temporary one are copied"
+) {
+    std::vector<float> plain(3, 1.0F);
+    std::array<std::optional<std::vector<float>>, 1> named{{std::vector<float>{2.0F}}};
+    auto const list = buffers(
+        std::vector<std::optional<std::span<float>>>{std::span{plain}, std::span{plain}.last(1)},
+        named
+    );
+    REQUIRE(list.size() == 3);
+    CHECK(list[0].view().data() == plain.data());
+    CHECK(list[1].view().data() == &plain[2]);
+    named[0]->assign(5, 4.0F);
+    CHECK(list[2].view().data() == named[0]->data());
+    CHECK(list[2].view().numel() == 5);
+    CHECK_FALSE(buffers(std::vector<std::optional<std::span<float>>>(1))[0].view());
 }
 
 TEST_CASE("a tensor that is missing, on a device or of another size is refused by its index") {

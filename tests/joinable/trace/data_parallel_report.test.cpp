@@ -79,6 +79,8 @@ TEST_CASE("a report has the buckets and options of its model, before and after t
 TEST_CASE("times are averages over the rounds of this rank that were recorded whole") {
     DataParallelReport report;
     std::vector<TraceEvent> const events{
+        {-9, -5, 0, 0, TraceKind::backward}, // its round began before start()
+        {-8, -6, 0, 0, TraceKind::bucket},
         {10, 40, 0, 0, TraceKind::forward},
         {50, 90, 0, 0, TraceKind::backward},
         {70, 95, 0, 0, TraceKind::bucket},
@@ -89,17 +91,21 @@ TEST_CASE("times are averages over the rounds of this rank that were recorded wh
         {400, 410, 0, 0, TraceKind::forward},
         {410, 420, 0, 0, TraceKind::backward},
         {395, 425, 2, 0, TraceKind::round},   // 10, 10, no buckets
+        {430, 440, 0, 0, TraceKind::forward}, // of an evaluation
+        {450, 460, 0, 0, TraceKind::forward},
+        {460, 470, 0, 0, TraceKind::backward},
+        {445, 475, 3, 0, TraceKind::round},   // as the one before
         {500, 900, 0, 0, TraceKind::forward}, // its round was dropped
     };
     joinable::detail::add_times(report, events);
-    CHECK(report.timed_rounds == 2);
-    CHECK(report.round == nanoseconds{70});
-    CHECK(report.forward == nanoseconds{20});
-    CHECK(report.backward == nanoseconds{25});
-    CHECK(report.buckets == nanoseconds{15});
-    CHECK(report.overlap == nanoseconds{10});
-    CHECK(nlohmann::json::parse(to_json(report)).at("backward_nanoseconds") == 25);
-    CHECK(to_string(report).find("\nbackward                 0.025 us\n") != std::string::npos);
+    CHECK(report.timed_rounds == 3);
+    CHECK(report.round == nanoseconds{170 / 3});
+    CHECK(report.forward == nanoseconds{50 / 3});
+    CHECK(report.backward == nanoseconds{20});
+    CHECK(report.buckets == nanoseconds{10});
+    CHECK(report.overlap == nanoseconds{20 / 3});
+    CHECK(nlohmann::json::parse(to_json(report)).at("backward_nanoseconds") == 20);
+    CHECK(to_string(report).find("\nbackward                 0.02 us\n") != std::string::npos);
 }
 
 TEST_CASE("with a timeline that records, a report has the times of this rank's rounds") {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/trace/picture.hpp>
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -136,6 +138,44 @@ TEST_CASE("a lane shows when its rank trained, waited and shadowed") {
     CHECK(count(picture, ">0.0 %<") == 1);
     CHECK(count(picture, ">100 ms<") == 1);
     CHECK(count(picture, "dropped") == 0);
+}
+
+TEST_CASE("a curve below the lanes is the mean of what ranks sampled in a column's time") {
+    auto const sample = [](std::int64_t when, double number) {
+        return joinable::TraceEvent{
+            when, when, std::bit_cast<std::uint64_t>(number), 0, TraceKind::sample
+        };
+    };
+    Trace trace;
+    trace.ranks.resize(2);
+    trace.ranks[0].events = {
+        {0 * ms, 100 * ms, 0, 0, TraceKind::round},
+        sample(25 * ms, 6), // column 180 of 720
+        sample(50 * ms, 1),
+        sample(60 * ms, std::numeric_limits<double>::quiet_NaN()),
+    };
+    trace.ranks[1].events = {sample(0 * ms, 3), sample(50 * ms, 3), sample(100 * ms, 4)};
+    std::string const picture = to_svg(trace, "loss <a & b>");
+    CHECK(is_well_formed(to_svg(trace)));
+    CHECK(count(picture, ">loss &lt;a &amp; b&gt;, mean of samples<") == 1);
+    CHECK(count(picture, ">6<") == 1); // the range
+    CHECK(count(picture, ">2<") == 1);
+    // Lanes of 32 with gaps of 8 begin at 116; the chart, 110 high, 34 below them.
+    double const top = 116 + 2 * (32 + 8) + 34;
+    CHECK(count(picture, "points=\"80,312.5 260,230 440,340 799,285\"") == 1);
+    CHECK(top == 230); // of the largest, 6; the mean of 1 and 3 is the least
+    CHECK(count(to_svg(trace), ">sample, mean of samples<") == 1);
+
+    trace.ranks[0].events = {{0 * ms, 100 * ms, 0, 0, TraceKind::round}, sample(50 * ms, 7)};
+    trace.ranks[1].events.clear();
+    CHECK(
+        count(to_svg(trace), "points=\"440,285 80,285\"") == 1
+    );                                            // one number alone is in the middle
+    trace.ranks[0].events = {sample(50 * ms, 7)}; // and nothing else
+    CHECK(count(to_svg(trace), ">Nothing was recorded.<") == 0);
+    CHECK(count(to_svg(trace), "points=\"80,285 80,285\"") == 1);
+    trace.ranks[0].events = {{0 * ms, 100 * ms, 0, 0, TraceKind::round}};
+    CHECK(count(to_svg(trace), "curve\" points") == 0);
 }
 
 TEST_CASE("a picture is the same in every locale: its numbers have a point") {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -519,6 +520,27 @@ TEST_CASE("nothing is recorded before start() and after stop(), and ranks may re
     });
 }
 
+TEST_CASE("a range that was open at start() or stop() is not recorded") {
+    TraceTimeline timeline;
+    timeline.start(10);
+    {
+        auto const range = timeline.forward();
+        timeline.stop();
+    }
+    CHECK(timeline.events().empty());
+    {
+        auto const range = timeline.forward();
+        timeline.start(10);
+    }
+    {
+        auto const range = timeline.backward();
+        timeline.start(10);
+        auto const inner = timeline.forward();
+    }
+    CHECK(timeline.events().size() == 1);
+    CHECK(timeline.dropped() == 0);
+}
+
 TEST_CASE("more events than travel at once arrive as they were") {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         auto const own = static_cast<std::size_t>(comm.rank()) * 2048 + 3;
@@ -617,6 +639,48 @@ TEST_CASE("a file that rank 0 cannot write fails on all ranks, and a second try 
             CHECK(contents_of(folder.file("run")).starts_with("<svg "));
         }
         comm.barrier();
+    });
+}
+
+TEST_CASE("samples of all ranks reach rank 0 and are counters of their ranks") {
+    Folder const folder;
+    over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+        TraceTimeline timeline;
+        timeline.sample(1); // before start(): not recorded
+        timeline.start(5);
+        timeline.sample(comm.rank() + 0.5);
+        timeline.sample(std::numeric_limits<double>::infinity());
+        timeline.sample(-1.000000001e9);
+        timeline.stop();
+        timeline.sample(2);
+        REQUIRE(timeline.events().size() == 3);
+        CHECK(timeline.events()[0].number() == comm.rank() + 0.5);
+        joinable::write_trace(comm, timeline, folder.file("run.json"));
+        joinable::write_picture(comm, timeline, folder.file("run.svg"), {.samples = "loss"});
+        Trace const trace = joinable::gather_trace(comm, timeline);
+        if (comm.rank() != 0) {
+            return;
+        }
+        ReadTrace const read{contents_of(folder.file("run.json"))};
+        for (int rank = 0; rank < comm.size(); ++rank) {
+            auto const& events = trace.ranks[static_cast<std::size_t>(rank)].events;
+            auto const since = [&](std::size_t i) {
+                std::int64_t first = events[0].begin;
+                for (auto const& other : trace.ranks) {
+                    first = (std::min)(first, other.events[0].begin);
+                }
+                return events[i].begin - first;
+            };
+            CHECK(
+                (read.counters.at({rank + 1, rank + 1}) ==
+                 std::vector<Counted>{
+                     {"sample.number", since(0), rank + 0.5},
+                     {"sample.number", since(2), -1.000000001e9}
+                 })
+            );
+        }
+        std::string const picture = contents_of(folder.file("run.svg"));
+        CHECK(picture.find(">loss, mean of samples<") != std::string::npos);
     });
 }
 

@@ -97,13 +97,15 @@ cudaError_t give(cudaError_t error) {
 }
 cudaError_t call(char const* function, std::function<cudaError_t()> const& body) {
     cudaError_t const error = begin(function);
+    if (sticky == cudaSuccess && is_sticky(error)) {
+        sticky = error;
+    }
     if (sticky != cudaSuccess) {
         if (gives_back(function)) {
             static_cast<void>(body());
         }
         return give(sticky);
     }
-    sticky = is_sticky(error) ? error : sticky;
     cudaError_t const refused = error == cudaSuccess ? refuse_unsafe(function) : error;
     return give(refused == cudaSuccess ? body() : refused);
 }

@@ -42,9 +42,10 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
         )};
     }
     std::array<std::size_t, dtype_count> bytes{};
+    std::vector<AnyView> values;
     for (std::size_t const i : order) {
         detail::check_value(parameters, i, memory_.id());
-        AnyView const value = parameters[i].value();
+        AnyView const& value = values.emplace_back(parameters[i].value());
         bytes[index(value.dtype())] += // for any cut: each may start a bucket
             value.numel() * size_of(value.dtype()) + bucket_alignment;
     }
@@ -53,7 +54,7 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
             arenas_[dtype] = memory_.allocate(bytes[dtype]);
         }
     }
-    cut(parameters, order, limits);
+    cut(values, order, limits);
 }
 
 JOINABLE_DEFINITION std::size_t BucketLayout::bytes() const noexcept {
@@ -71,7 +72,18 @@ JOINABLE_DEFINITION void BucketLayout::rebuild(
 ) {
     std::vector<Bucket> before = std::exchange(buckets_, {});
     try {
-        cut(parameters, order, limits);
+        // Not the values as they are now: an engine may have laid them out anew on some ranks.
+        std::vector<AnyView> like(parameters.size());
+        for (Bucket const& bucket : before) {
+            for (std::size_t k = 0; k < bucket.views.size(); ++k) {
+                like[bucket.parameters[k]] = bucket.views[k];
+            }
+        }
+        std::vector<AnyView> values;
+        for (std::size_t const i : order) {
+            values.push_back(like[i]);
+        }
+        cut(values, order, limits);
         move_sections(parameters.size(), before);
     } catch (...) {
         buckets_ = std::move(before); // others hold the addresses of their views
@@ -105,14 +117,10 @@ BucketLayout::offset_in(Arena const& arena, AnyView const& view) noexcept {
 }
 
 JOINABLE_DEFINITION void BucketLayout::cut(
-    ParameterList const& parameters,
+    std::vector<AnyView> const& values,
     std::span<std::size_t const> order,
     std::span<std::size_t const> limits
 ) {
-    std::vector<AnyView> values;
-    for (std::size_t const i : order) {
-        values.push_back(parameters[i].value());
-    }
     std::vector<std::size_t> as_given(order.size()); // keeps buckets in the order they fill in
     std::iota(as_given.begin(), as_given.end(), std::size_t{0});
     auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);

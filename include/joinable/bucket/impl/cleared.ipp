@@ -12,11 +12,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION bool are_cleared(ParameterList const& parameters, Device& device) {
     ElementsOnHost elements{device};
-    for (AnyParameter const& parameter : parameters) {
-        AnyView const gradient = parameter.requires_grad() ? parameter.grad() : AnyView{};
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        AnyView const gradient = parameters[i].requires_grad() ? parameters[i].grad() : AnyView{};
         if (!gradient) {
             continue;
         }
+        check_gradient(parameters, i, gradient);
         auto const bytes = elements.read(gradient);
         if (!std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) {
                 return byte == std::byte{};

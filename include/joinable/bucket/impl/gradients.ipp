@@ -8,6 +8,7 @@
 
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
+#include <joinable/tensor/overlap.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -32,7 +33,8 @@ public:
                              : BucketLayout{}
           },
           places_(parameters_.size()), backup_places_(parameters_.size()),
-          is_of_others_(parameters_.size()) {
+          in_place_(parameters_.size()), packed_(parameters_.size()),
+          is_packed_(parameters_.size()), is_of_others_(parameters_.size()) {
         find_places();
         find_places(backup_places_, backup_);
         for (std::size_t const i : trained_) {
@@ -92,6 +94,48 @@ public:
         layout_.for_each_arena(f);
     }
 
+    void leave_in_place(MemoryInReach is_in_reach) override {
+        if (are_views_) {
+            return;
+        }
+        bool are_buckets_in_reach = true; // which hold what cannot stay in place
+        layout_.for_each_arena([&](Arena const& arena) {
+            are_buckets_in_reach =
+                are_buckets_in_reach && is_in_reach({arena.data(), arena.bytes(), DType::u8});
+        });
+        if (are_buckets_in_reach) {
+            is_in_reach_ = is_in_reach;
+            pieces_.resize(trained_.size());
+        }
+    }
+    [[nodiscard]] BufferPieces
+    pieces_of(std::size_t bucket, std::size_t first, std::size_t last) override {
+        auto const& [buffer, parameters, views] = buckets()[bucket];
+        bool is_any_in_place = false;
+        for (std::size_t k = first; k < last; ++k) {
+            is_any_in_place = is_any_in_place || in_place_[parameters[k]] != nullptr;
+        }
+        if (!is_any_in_place) {
+            return {};
+        }
+        if (has_moved_) {
+            require_apart();
+        }
+        // Each bucket has as many as it has parameters, and each run of it those of its own.
+        BufferPiece* const begin = pieces_.data() + first_piece_[bucket] + first;
+        BufferPiece* end = begin;
+        std::size_t bytes = 0;
+        for (std::size_t k = first; k < last; ++k) {
+            if (views[k].numel() != 0) {
+                bytes += views[k].numel() * size_of(buffer.dtype);
+                void const* const gradient = in_place_[parameters[k]];
+                *end = BufferPiece::of(gradient != nullptr ? gradient : views[k].data(), bytes);
+                ++end;
+            }
+        }
+        return {begin, static_cast<std::size_t>(end - begin), buffer.dtype};
+    }
+
     void pack(std::size_t i, double factor) override {
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
@@ -99,14 +143,30 @@ public:
         }
         if (!gradient || factor == 0.0) {
             zero(i);
-        } else {
+            return;
+        }
+        if (is_in_reach_.comm != nullptr) {
+            has_moved_ = has_moved_ || packed_[i] != gradient.data();
+            packed_[i] = gradient.data();
+            is_packed_[i] = true;
+        }
+        bool const stays = is_in_place(gradient, factor, *places_[i]);
+        in_place_[i] = stays ? gradient.data() : nullptr;
+        if (!stays) {
             device().scale_copy(gradient, factor, *places_[i]);
         }
     }
-    void zero(std::size_t i) override { device().fill_zero(*places_[i]); }
+    void zero(std::size_t i) override {
+        in_place_[i] = nullptr;
+        device().fill_zero(*places_[i]);
+    }
 
     void begin(bool has_joined) override {
         has_joined_ = has_joined;
+        for (std::size_t const i : trained_) {
+            in_place_[i] = nullptr;
+            is_packed_[i] = false;
+        }
         if (!leaves_untouched()) {
             return;
         }
@@ -151,9 +211,17 @@ public:
         AnyParameter const& parameter = parameters_[i];
         AnyView const& view = *places_[i];
         AnyView const gradient = parameter.grad();
+        if (in_place_[i] != nullptr && (!gradient || gradient.data() != in_place_[i])) {
+            throw ContractViolation{concat(
+                "the gradient of ",
+                describe(i),
+                " has other memory than when it was ready, but it is averaged where it lies; keep its memory until the "
+                "backward pass of the reducer has ended"
+            )};
+        }
         if (gradient) {
             require_fit(i, gradient);
-            if (gradient.data() == view.data()) {
+            if (in_place_[i] != nullptr || gradient.data() == view.data()) {
                 return;
             }
         }
@@ -208,6 +276,41 @@ private:
                 bucket_of_[i] = b;
             }
         }
+        first_piece_.resize(buckets().size());
+        for (std::size_t b = 0, first = 0; b < buckets().size(); ++b) {
+            first_piece_[b] = first;
+            first += buckets()[b].parameters.size();
+        }
+    }
+
+    /// Whether the sum can read a gradient where it is: it is laid out as in the bucket, and not yet to be multiplied.
+    [[nodiscard]] bool
+    is_in_place(AnyView const& gradient, double factor, AnyView const& place) const noexcept {
+        return is_in_reach_.comm != nullptr && factor == 1.0 && !leaves_untouched() &&
+               gradient.data() != place.data() && gradient.strides() == place.strides() &&
+               gradient.numel() != 0 &&
+               is_in_reach_({gradient.data(), gradient.numel(), gradient.dtype()});
+    }
+    /// A gradient that is summed in place is apart from all others. Called before a bucket leaves, if some have other
+    /// memory than in the iteration before. @throws ContractViolation  two of this iteration share memory.
+    void require_apart() {
+        auto const shared = find_shared(trained_.size(), [&](std::size_t k) {
+            return is_packed_[trained_[k]] ? parameters_[trained_[k]].grad() : AnyView{};
+        });
+        if (shared) {
+            throw ContractViolation{concat(
+                "the gradients of ",
+                describe(trained_[shared->first]),
+                " and ",
+                describe(trained_[shared->second]),
+                " share memory, so they would be averaged together; give each one its own"
+            )};
+        }
+        // The others' memory may have gone to one of these, so they are compared when they come again.
+        for (std::size_t const i : trained_) {
+            packed_[i] = is_packed_[i] ? packed_[i] : nullptr;
+        }
+        has_moved_ = false;
     }
 
     [[nodiscard]] bool leaves_untouched() const noexcept {
@@ -243,6 +346,7 @@ private:
     bool only_existing_;
     JoinedGradients joined_;
     bool has_joined_ = false; ///< in this iteration
+    MemoryInReach is_in_reach_;
     std::vector<std::size_t> limits_;
     BucketLayout layout_;
     /// Holds gradients that live in buckets while the buckets carry the averages of others. All
@@ -250,6 +354,13 @@ private:
     BucketLayout backup_;
     std::vector<AnyView const*> places_;        ///< per parameter; null: it is not trained
     std::vector<AnyView const*> backup_places_; ///< per parameter
+    std::vector<void const*> in_place_; ///< per parameter: its gradient; null: it is in the bucket
+    std::vector<BufferPiece> pieces_;   ///< as many as trained parameters, in the order of buckets
+    std::vector<std::size_t> first_piece_; ///< per bucket
+    std::vector<void const*>
+        packed_; ///< per parameter: where its gradient was, apart from the others here
+    std::vector<bool> is_packed_;    ///< per parameter: in this iteration
+    bool has_moved_ = false;         ///< since all were known to be apart
     std::vector<bool> is_of_others_; ///< per parameter: written last after this rank joined
 };
 

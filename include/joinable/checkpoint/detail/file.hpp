@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <joinable/detail/text.hpp>
@@ -58,6 +59,11 @@ public:
     }
 
     void write(void const* from, std::size_t bytes, std::uint64_t at) const {
+        ::rlimit limit{};
+        if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes != 0 && at + bytes > limit.rlim_cur) {
+            errno = EFBIG; // the system would kill the process by SIGXFSZ
+            fail_at("write", path_);
+        }
         transfer("write", ::pwrite, static_cast<std::byte const*>(from), bytes, at);
     }
     void read(void* to, std::size_t bytes, std::uint64_t at) const {

@@ -6,6 +6,7 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/pieces.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/tensor/buffer.hpp>
 
@@ -30,6 +31,11 @@ by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lack
     case Collective::broadcast: return run(comm.broadcast(in_place, signature.root));
     case Collective::all_reduce: return run(comm.all_reduce(in_place, signature.op));
     case Collective::scaled_all_reduce:
+        if constexpr (has_sum_of_pieces<Comm>) {
+            if (request.pieces.number != 0) {
+                return run(comm.sum_pieces(request.pieces, signature.factor));
+            }
+        }
         if constexpr (has_scaled_all_reduce<Comm>) {
             return run(comm.all_reduce(in_place, signature.op, signature.factor));
         }

@@ -8,6 +8,7 @@
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/pieces.hpp>
 #include <joinable/config.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
@@ -90,6 +91,9 @@ struct Request {
     Buffer out = {};           ///< empty if this rank receives nothing; may be `in`
     PartSizes sends = {};      ///< elements of `in` for each rank
     PartSizes expects = {};    ///< elements of `out` from each rank
+    /// Where `in` and `out`, which are the same, lie: they begin in the first piece. Empty: in one place. The list outlives
+    /// the collective.
+    BufferPieces pieces = {};
 };
 
 /// Makes the requests of one rank. Every transport uses it, so all check the same arguments with
@@ -103,6 +107,7 @@ struct RequestsOf {
 
     [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op) const;
     [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op, double factor) const;
+    [[nodiscard]] Request sum_pieces(BufferPieces const& buffer, double factor) const;
     [[nodiscard]] Request reduce(Buffer buffer, ReduceOp op, int root) const;
     [[nodiscard]] Request broadcast(Buffer buffer, int root) const;
     [[nodiscard]] Request barrier() const { return {}; }

@@ -124,9 +124,9 @@ public:
     MpiCommunicator(MpiCommunicator const&) = delete;
     MpiCommunicator& operator=(MpiCommunicator const&) = delete;
     /// Collective. Waits for all ranks up to the deadline, or for 2 s after an abort. Ranks that
-    /// wait for this one throw PeerFailed. During unwinding it aborts without waiting. What it has
-    /// done its part of the others may then still complete, for up to 1 s: that may be how they
-    /// hear why it unwinds.
+    /// wait for this one throw PeerFailed. During unwinding it aborts without waiting. Other
+    /// ranks may still complete, for up to 1 s, collectives to which this rank has contributed; these
+    /// may tell them why.
     ~MpiCommunicator() {
         if (rank_->is_here()) {
             held()->close(unwinding_.has_begun());

@@ -155,11 +155,12 @@ public:
     }
     /// Local. Reports that this rank is still working: ranks that wait for it wait for one more
     /// deadline from now. Waits for collectives learn of it if the control communicator models
-    /// SharesMemory; waits of the control communicator do if it models RenewsDeadline.
+    /// SharesMemory and its ranks are on one machine; waits of the control communicator do if it models
+    /// RenewsDeadline.
     /// @throws ContractViolation  it models neither.
     void keep_alive() { rank_.keep_alive(); }
     /// Local. The ranks that have not posted this rank's oldest unfinished collective. Empty if the
-    /// control communicator does not model SharesMemory.
+    /// control communicator does not model SharesMemory, or its ranks are on several machines.
     [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
 protected:

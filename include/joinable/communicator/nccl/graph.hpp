@@ -66,8 +66,8 @@ public:
             throw;
         }
     }
-    /// Within capture(): `issue(nccl, stream)` starts an in-place collective by NcclCalls. What it
-    /// launches on the stream before that runs in both roles. `can_zero`: a launch may zero the
+    /// Within capture(): `issue(nccl, stream)` starts an in-place collective by NcclCalls. Its
+    /// launches on the stream before that run in both roles. `can_zero`: a launch may zero the
     /// buffer before all that, see set_role().
     template <class Issue>
     void add(Request const& request, bool can_zero, Issue const& issue) {

@@ -125,6 +125,16 @@ private:
 
 }} // namespace joinable::v0
 
+#else
+
+namespace joinable { inline namespace v0 {
+
+/// Explains itself where it is used.
+class [[gnu::unavailable("process ranks need Linux: elsewhere use run_threads()"
+)]] ProcessCommunicator;
+
+}} // namespace joinable::v0
+
 #endif
 
 #if JOINABLE_HAS_DEFINITIONS

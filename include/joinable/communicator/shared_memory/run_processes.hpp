@@ -95,7 +95,7 @@ template <class T>
 /// A process with other threads is refused unless `options` say `{.other_threads = true}`. The
 /// thread sanitizer has a thread of its own, so under it nothing is counted.
 ///
-/// What C's streams hold is written before the ranks start, and when a body ends. After
+/// Buffered output of C's streams is written before the ranks start, and when a body ends. After
 /// `std::ios::sync_with_stdio(false)` std::cout has a buffer of its own, so flush it before the call
 /// and at the end of the body; else each rank prints again what it held, and its own text is lost.
 ///
@@ -129,6 +129,21 @@ void run_processes(F const&, int) {
     static_assert(
         std::convertible_to<F, int>,
         "run_processes: the number of ranks comes first, as in run_processes(4, body)"
+    );
+}
+
+}} // namespace joinable::v0
+
+#else
+
+namespace joinable { inline namespace v0 {
+
+/// Explains itself where it is called.
+template <class... Given>
+void run_processes(Given const&...) {
+    static_assert(
+        sizeof...(Given) > 100,
+        "run_processes: process ranks need Linux: elsewhere use run_threads()"
     );
 }
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#if !defined(__linux__)
+#error "<joinable/tcp.hpp> needs the sockets of Linux; elsewhere ranks are threads"
+#endif
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -24,8 +28,6 @@
 #include <joinable/config.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/error.hpp>
-
-#if defined(__linux__) // elsewhere there are no such sockets
 
 namespace joinable { inline namespace v0 {
 
@@ -212,8 +214,6 @@ struct TcpInside {
 } // namespace detail
 
 }} // namespace joinable::v0
-
-#endif
 
 #if JOINABLE_HAS_DEFINITIONS
 #include <joinable/communicator/tcp/impl/communicator.ipp>

@@ -4,8 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -73,17 +71,6 @@ private:
     JoinState* attached_ = nullptr; ///< null, too, once the participant is destroyed
     Averages averages_ = Averages::none;
 };
-
-struct NamedState {
-    JoinState* state;
-    std::string_view name;
-    Averages averages;
-};
-/// The batches that all participants that average have accumulated; none without such participants.
-/// @throws ContractViolation  they differ.
-[[nodiscard]] Window common_window(std::initializer_list<NamedState> participants);
-/// @throws ContractViolation  a participant is in a guard twice, or in another one.
-void check_states(std::initializer_list<NamedState> participants);
 
 /// Restores the deadlines of communicators that a guard has overridden.
 class Deadlines {

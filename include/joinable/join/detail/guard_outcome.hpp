@@ -40,9 +40,10 @@ public:
         recorded_ = failure_of({});
         recorded_->message = text;
     }
-    /// Keeps the reason of a failed roll call, which all ranks throw, unless a reason was kept
-    /// before.
+    /// Keeps the reason of a failed roll call, which all ranks throw. Peers are told it, unless a
+    /// reason was kept before.
     void record_end_of_roll_calls(AbortReason const& reason) {
+        failure_ = reason;
         if (!recorded_) {
             recorded_ = believed(reason);
         }
@@ -81,12 +82,8 @@ public:
 
     /// @throws ContractViolation  the guard has ended without a failure; else the failure again.
     void require_alive() {
-        if (failure_) {
-            is_told_ = true;
-            throw_failure(*failure_);
-        }
-        if (is_over_) {
-            throw ContractViolation{"this guard has ended; construct a new Join for more rounds"};
+        if (is_over_ || failure_) {
+            throw_end();
         }
     }
 
@@ -99,6 +96,14 @@ public:
     }
 
 private:
+    [[noreturn]] void throw_end() {
+        if (failure_) {
+            is_told_ = true;
+            throw_failure(*failure_);
+        }
+        throw ContractViolation{"this guard has ended; construct a new Join for more rounds"};
+    }
+
     /// The reason of an exception, by ranks that one of the communicators may have named.
     [[nodiscard]] AbortReason believed(AbortReason reason) const {
         bool const is_ours =

@@ -38,13 +38,19 @@ public:
     /// later ones follow; a notice that does not repeat the opener's is for its participant alone.
     /// @throws ContractViolation  it takes no part in the round; see Window::require_continued.
     [[nodiscard]] RoundNotice announce(std::size_t position, RoundNotice const& notice) {
-        bool const opens = !opened_ || (!loop_opens_rounds_ && position < next_position_);
+        bool const is_next = position < next_position_ || begins_another(position, notice);
+        bool const opens = !opened_ || (!loop_opens_rounds_ && is_next);
+        if (opens && opened_ && opener_ == position && !is_reduced_ && syncs(*opened_)) {
+            --rounds_; // it opens this round anew
+            --training_rounds_;
+        }
         RoundNotice const own = opens ? completed(notice, options_, training_rounds_)
                                 : repeats(notice, *opened_) ? *opened_
                                                             : notice;
         turns_.require_part(position, round_of(world_size_, own, {}, rounds_ - (opens ? 0 : 1)));
         if (opens) {
             count(notice);
+            opener_ = position;
         }
         next_position_ = position + 1;
         return own;
@@ -70,7 +76,10 @@ public:
     [[nodiscard]] Window const& window() const noexcept { return window_; }
     /// The batches that the open round reduces, if it syncs.
     [[nodiscard]] Window const& reduced() const noexcept { return reduced_; }
-    void end_window() noexcept { window_ = {}; }
+    void end_window() noexcept {
+        window_ = {};
+        is_reduced_ = true;
+    }
     /// See Window::clear. The batch of the open round is yet to come if the participant at `position` has not
     /// announced it.
     void clear_window(std::size_t position, bool in_round) noexcept {
@@ -93,6 +102,12 @@ private:
     [[nodiscard]] static bool accumulates(RoundNotice const& notice) noexcept {
         return notice.phase == Phase::train && !notice.will_sync;
     }
+    /// Whether it opens the next round, because it takes no part in the open one.
+    [[nodiscard]] bool begins_another(std::size_t position, RoundNotice const& notice) const {
+        RoundNotice const next = completed(notice, options_, training_rounds_);
+        return !turns_.takes_part(position, round_) &&
+               turns_.first(round_of(world_size_, next, {}, rounds_)) == position;
+    }
     void count(RoundNotice const& given) {
         RoundNotice const notice = completed(given, options_, training_rounds_);
         std::uint64_t const own = own_weight(notice);
@@ -100,6 +115,7 @@ private:
         opened_ = notice;
         next_position_ = 0;
         reduced_ = window_;
+        is_reduced_ = false;
         ++rounds_;
         round_ = round_of(world_size_, notice, reduced_);
         training_rounds_ += notice.phase == Phase::train ? 1 : 0;
@@ -114,6 +130,8 @@ private:
     std::optional<RoundNotice> opened_; ///< by which round_ was opened
     Round round_;
     bool loop_opens_rounds_ = false;
+    std::size_t opener_ = 0;        ///< the participant that opened it
+    bool is_reduced_ = false;       ///< its gradients, if it syncs
     std::size_t next_position_ = 0; ///< after the participant that announced last in this round
     std::size_t rounds_ = 0;
     std::size_t training_rounds_ = 0;

@@ -80,7 +80,11 @@ public:
     void announce(std::size_t position, RoundNotice const& notice);
 
     /// Blocks until the announced round is agreed on, and returns it.
+    /// @throws what ended the guard, also if it was thrown before: then there is no such round.
     Round answer(std::size_t position) {
+        if (outcome_.is_over()) { // asked here, or compilers keep waits out of their callers
+            outcome_.require_alive();
+        }
         hear_verdict();
         Round round = round_;
         round.position_ = position;
@@ -170,13 +174,17 @@ public:
     /// communicators.
     void leave_by_exception() noexcept;
 
+    /// Ends the guard on all ranks with the exception that is being handled. Unless that leaves the guard, the next
+    /// call of a participant throws its reason again, or the end of the guard does. Never throws.
+    void fail_at_once() noexcept;
+
     /// The result of finish(), once it has run.
     [[nodiscard]] std::optional<JoinResult> const& result() const noexcept { return result_; }
     [[nodiscard]] bool is_over() const noexcept { return outcome_.is_over(); }
     /// A participant is destroyed, so the guard cannot go on.
     void lose_participant(std::size_t position) noexcept;
     [[nodiscard]] bool has_lost_participant() const noexcept { return has_lost_participant_; }
-    /// @throws ContractViolation  that loss ended the guard, and this rank has not been told.
+    /// @throws the failure that ended the guard, if this rank alone knew it and has not been told.
     void require_told() {
         if (outcome_.owes_failure()) {
             outcome_.require_alive();
@@ -190,6 +198,7 @@ private:
         "no rank computes a round that was stopped";
 
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener);
+    [[noreturn]] void refuse_late(Opening opening, std::size_t opener) const;
 
     void begin_part(std::size_t position, RoundNotice const& notice);
 

@@ -23,6 +23,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 struct ParticipantInfo {
     std::string
         name; ///< a copy: the end of a guard may come when the participant's own is destroyed
+    std::string_view type = {};                 ///< the name of its class
     bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
     std::string_view verb = {};                 ///< the member that notifies, if it is given
     bool steps = false;                         ///< the model's parameters, on joined ranks too
@@ -48,6 +49,9 @@ public:
     [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
         auto* const asks = participants_[position].takes_part;
         return asks == nullptr || asks(round);
+    }
+    [[nodiscard]] bool sees_all(std::size_t position) const noexcept {
+        return participants_[position].takes_part == nullptr;
     }
     /// The first participant, from `from` on, that takes part in the round.
     [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const;

@@ -34,8 +34,8 @@ void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 );
 
-/// Refuses parameters without a value on `device`, parameters with elements at a null pointer, and
-/// parameters whose values or gradients share memory: they would be averaged and stepped more than
+/// Refuses parameters without a value on `device`, parameters with elements at a null pointer, trained
+/// ones whose elements share memory with each other, and parameters whose values or gradients share memory: they would be averaged and stepped more than
 /// once. Local.
 /// Complexity: sorts the parameters; compares those whose address ranges overlap.
 void check_parameters(ParameterList const& list, DeviceId device);

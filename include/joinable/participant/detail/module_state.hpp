@@ -13,6 +13,7 @@
 #include <joinable/agreement/control.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/memory.hpp>
+#include <joinable/detail/failure.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/options.hpp>
@@ -27,7 +28,7 @@ public:
     using BufferHook =
         std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)>;
 
-    /// Local. @throws ContractViolation  a buffer is missing or on another device.
+    /// Local. @throws ContractViolation  a buffer is missing, on another device, or cannot be written.
     ModuleState(
         Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
     )
@@ -95,15 +96,12 @@ public:
         std::optional<CoalescedBroadcast> broadcast;
         AgreementList compared;
         compared.begin_section("models differ: ");
-        std::exception_ptr error;
-        try {
+        std::exception_ptr const error = exception_of([&] {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
             agree_on(compared, list, "state tensor");
             all.emplace(attached_).append({list, "state tensor", device_of(comm_).id()});
             broadcast.emplace(list, piece_bytes, "state tensor", BufferMemory{comm_});
-        } catch (...) {
-            error = std::current_exception();
-        }
+        });
         ControlOver<Comm&> control{comm_};
         agree(control, compared, error);
         broadcast->run(comm_, 0);

@@ -17,7 +17,7 @@ struct PassHooks {
     /// Runs what is left of the passes of a round that does not sync.
     static void finish_passes(bool /*trains*/) noexcept {}
     /// @throws ContractViolation  values are held.
-    static void require_let_go() noexcept {}
+    static void require_released() noexcept {}
     /// Whether begin_round() is collective.
     [[nodiscard]] static bool meets_between_passes() noexcept { return false; }
     /// Between the passes of a round that syncs.

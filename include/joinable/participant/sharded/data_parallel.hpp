@@ -165,7 +165,7 @@ public:
         std::vector<std::size_t> const& units = {}
     ) {
         Training::require_outside("add_parameter_group()");
-        this->hooks().require_let_go();
+        this->hooks().require_released();
         auto const nothing = [](AgreementList&) {};
         detail::ShardChoices const choices{owners, units};
         add(std::forward<Parameters>(parameters), std::move(rule), choices, nothing, [] {});
@@ -184,7 +184,12 @@ public:
         if (units == nullptr) {
             return {};
         }
-        this->fail_together("use_all()", [&] { units->reserve_all(); });
+        try {
+            this->fail_together("use_all()", [&] { units->reserve_all(); });
+        } catch (...) {
+            units->free_reserve();
+            throw;
+        }
         return units->hold_all();
     }
     [[nodiscard]] Times& timeline() noexcept { return this->reducer_->timeline(); }

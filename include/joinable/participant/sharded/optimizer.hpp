@@ -79,11 +79,14 @@ public:
     /// Reads values of 16 bits into the masters again after the engine changed the values. If
     /// values are sharded it reads what this rank owns of all values: call it during the lifetime
     /// of the result of use_all(). Local.
-    /// @throws ContractViolation  values are sharded and not gathered.
+    /// @throws ContractViolation  values are sharded and not gathered, or the elements of a value come in another order
+    ///         than when it was given.
     void reload() {
         for (Group const& group : groups_) {
             if (group.shards_values()) {
                 group.values->take(group.shards, scratch_[0]);
+            } else {
+                detail::check_layouts(group);
             }
             for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
@@ -115,8 +118,9 @@ public:
     /// Takes rules, step counts and state from rank `from_rank`; the other ranks' `state` is
     /// ignored. The state may come from any number of ranks and either partition. It has no values:
     /// load values of 16 bits before. Collective, outside a guard.
-    /// @throws ContractViolation  called in a guard, `from_rank` is out of range, or the state is
-    ///         of another model; then the other ranks throw PeerFailed, and nothing was changed.
+    /// @throws ContractViolation  called in a guard, `from_rank` is out of range, the state is of another model, or
+    ///         the elements of a value come in another order than when it was given; then the other ranks throw
+    ///         PeerFailed, and nothing was changed.
     void load(OptimizerState<Rule> const& state, int from_rank = 0) {
         require_own_state();
         require_outside("load()");
@@ -286,12 +290,7 @@ protected:
     /// The same; ranks compare the list that f() fills.
     template <class F>
     void fail_together(AgreementList const& compared, F const& f) {
-        std::exception_ptr error;
-        try {
-            f();
-        } catch (...) {
-            error = std::current_exception();
-        }
+        std::exception_ptr const error = detail::exception_of(f);
         detail::agree(words_, compared, error);
     }
 

@@ -19,6 +19,7 @@ namespace joinable { inline namespace v0 {
 class SharedObject {
 public:
     template <class T>
+        requires(!std::is_same_v<T, SharedObject>) // a copy refers to the same object
     SharedObject(T& object) noexcept : data_{std::addressof(object)}, bytes_{sizeof(T)} {
         static_assert(
             std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
@@ -26,7 +27,7 @@ public:
             "and not const, such as a struct of numbers"
         );
         static_assert(
-            !detail::has_address<T>(),
+            !detail::has_address<std::remove_all_extents_t<T>>(),
             "SharedObject: ranks send the object as it is in memory, but it has a pointer or a reference, and an "
             "address leads nowhere on another rank; give a struct of numbers"
         );

@@ -39,6 +39,10 @@ concept pointer_to_taken = requires(T& pointer) {
     requires Handle::template takes<std::remove_reference_t<decltype(*pointer)>>;
 };
 
+/// One that holds the object itself, as std::optional does: the object ends with it.
+template <class T>
+concept holds_object = std::is_rvalue_reference_v<decltype(*std::declval<T>())>;
+
 template <class Range, class Handle>
 concept list_of = std::derived_from<std::remove_cvref_t<Range>, HandleList<Handle>>;
 
@@ -51,6 +55,13 @@ concept range_of_taken =
 template <class Range, class Handle>
 concept has_items_for = list_of<Range, Handle> || range_of_taken<Range, Handle> ||
                         Handle::template takes<std::remove_reference_t<Range>>;
+
+/// Whether the objects in a range outlive the call that it is given to. `IsShared`: copies are as good.
+template <class Range, bool IsShared>
+inline constexpr bool items_stay =
+    std::is_lvalue_reference_v<decltype(*std::begin(std::declval<Range&>()))> &&
+    (std::is_lvalue_reference_v<Range> ||
+     (std::ranges::enable_borrowed_range<std::remove_cv_t<Range>> && !IsShared));
 
 /// Appends a handle to `object`, or to a copy of it if the object is temporary.
 template <bool Stays, class Handle, class T>
@@ -83,12 +94,19 @@ void append(HandleList<Handle>& list, Range&& range) {
     } else if constexpr (!range_of_taken<Range, Handle>) {
         append_object<std::is_lvalue_reference_v<Range>>(list, range);
     } else if constexpr (Handle::template takes<item_of<Range>>) {
-        constexpr bool is_view = std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>;
         constexpr bool is_shared = Handle::template shares_storage<item_of<Range>>;
-        constexpr bool items_stay = std::is_lvalue_reference_v<decltype(*std::begin(range))> &&
-                                    (std::is_lvalue_reference_v<Range> || (is_view && !is_shared));
         for (auto&& item : range) {
-            append_object<items_stay>(list, item);
+            append_object<items_stay<Range, is_shared>>(list, item);
+        }
+    } else if constexpr (holds_object<item_of<Range>>) {
+        using Object = std::remove_reference_t<decltype(*std::declval<item_of<Range>&>())>;
+        constexpr bool is_shared = Handle::template shares_storage<Object>;
+        for (auto&& holder : range) {
+            if (holder) {
+                append_object<items_stay<Range, is_shared>>(list, *holder);
+            } else {
+                list.push_back(Handle::of_null(list.size()));
+            }
         }
     } else {
         using Pointer = std::remove_const_t<item_of<Range>>;

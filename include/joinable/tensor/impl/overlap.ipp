@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include <joinable/detail/text.hpp>
+
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// The dimensions of extent above 1, sorted by stride, smallest first.
@@ -134,6 +136,18 @@ JOINABLE_DEFINITION bool is_overlapping(Shape const& extents, Shape const& strid
         total += strides[d] * (extents[d] - 1);
     }
     return sums.has(total, 2);
+}
+
+JOINABLE_DEFINITION std::string
+text_of_overlap(AnyView const& view, std::string_view done_and_remedy) {
+    return concat(
+        " has elements that share memory (extents ",
+        to_text(view.extents()),
+        ", strides ",
+        to_text(view.strides()),
+        "), so it cannot be ",
+        done_and_remedy
+    );
 }
 
 JOINABLE_DEFINITION AddressRange AddressRange::of(AnyView const& view, std::size_t index) {

@@ -3,6 +3,8 @@
 
 #include <joinable/tensor/tensor_list.hpp>
 
+#include <joinable/tensor/overlap.hpp>
+
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION
@@ -19,7 +21,14 @@ FixedTensors::FixedTensors(TensorList tensors, std::string_view what, DeviceId d
                     : " has elements at a null pointer; give it memory"
             );
         }
+        require_writable(views_.size(), view);
         views_.push_back(view);
+    }
+}
+
+JOINABLE_DEFINITION void FixedTensors::require_writable(std::size_t i, AnyView const& view) const {
+    if (is_overlapping(view.extents(), view.strides())) {
+        refuse(i, text_of_overlap(view, "written; give a contiguous copy"));
     }
 }
 
@@ -33,6 +42,9 @@ JOINABLE_DEFINITION std::vector<AnyView> const& FixedTensors::views() {
                     (detail::has_memory(now) ? "" : " at a null pointer") +
                     "; it may move, but neither grow nor change"
             );
+        }
+        if (now.strides() != views_[i].strides()) {
+            require_writable(i, now);
         }
         views_[i] = now;
     }

@@ -40,17 +40,29 @@ JOINABLE_DEFINITION void add_times(DataParallelReport& report, std::span<TraceEv
             return std::chrono::nanoseconds{(std::max)(end - begin, std::int64_t{0})};
         }
     };
-    Range forward;
-    Range backward;
-    Range buckets;
-    auto const forget = [&] { forward = backward = buckets = {}; };
-    for (TraceEvent const& event : events) { // a round ends after what is in it
-        switch (event.kind) {
-        case TraceKind::forward: forward.add(event); break;
-        case TraceKind::backward: backward.add(event); break;
-        case TraceKind::bucket: buckets.add(event); break;
-        case TraceKind::shadow_round: forget(); break;
-        case TraceKind::round: {
+    std::size_t first = 0; // of the events since the last round
+    for (std::size_t i = 0; i < events.size(); ++i) {
+        TraceEvent const& event = events[i];
+        bool const trains = event.kind == TraceKind::round;
+        if (trains) { // a round ends after what is in it
+            Range forward;
+            Range backward;
+            Range buckets;
+            for (TraceEvent const& inner : events.subspan(first, i - first)) {
+                if (inner.begin < event.begin) {
+                    continue; // of an evaluation, or of a round that was not recorded whole
+                }
+                switch (inner.kind) {
+                case TraceKind::forward: forward.add(inner); break;
+                case TraceKind::backward: backward.add(inner); break;
+                case TraceKind::bucket: buckets.add(inner); break;
+                case TraceKind::round:
+                case TraceKind::shadow_round:
+                case TraceKind::roll_call:
+                case TraceKind::wait:
+                case TraceKind::sample: break;
+                }
+            }
             Range const both{
                 (std::max)(backward.begin, buckets.begin), (std::min)(backward.end, buckets.end)
             };
@@ -60,11 +72,9 @@ JOINABLE_DEFINITION void add_times(DataParallelReport& report, std::span<TraceEv
             report.backward += backward.length();
             *report.buckets += buckets.length();
             *report.overlap += both.length();
-            forget();
-            break;
         }
-        case TraceKind::roll_call:
-        case TraceKind::wait: break;
+        if (trains || event.kind == TraceKind::shadow_round) {
+            first = i + 1;
         }
     }
     auto const rounds =

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -127,10 +128,68 @@ private:
     std::size_t shadow_rounds_ = 0;
 };
 
+/// The mean of the samples of all ranks in each column of the picture.
+class Curve {
+public:
+    void add(RankTrace const& rank, std::int64_t begin, std::int64_t end) {
+        for (TraceEvent const& event : rank.events) {
+            if (event.kind == TraceKind::sample && std::isfinite(event.number())) {
+                double const share =
+                    static_cast<double>(event.begin - begin) / static_cast<double>(end - begin);
+                auto const column =
+                    static_cast<std::size_t>((std::clamp)(share, 0.0, 1.0) * Lane::columns);
+                Column& here = columns_[(std::min)(column, Lane::columns - 1)];
+                here.mean += (event.number() - here.mean) / static_cast<double>(++here.count);
+            }
+        }
+    }
+
+    /// The least and the largest mean, or nothing without samples.
+    [[nodiscard]] std::optional<std::pair<double, double>> range() const {
+        std::optional<std::pair<double, double>> found;
+        for (Column const& column : columns_) {
+            if (column.count != 0) {
+                auto const [least, largest] = found.value_or(std::pair{column.mean, column.mean});
+                found = std::pair{(std::min)(least, column.mean), (std::max)(largest, column.mean)};
+            }
+        }
+        return found;
+    }
+
+    /// The points of an SVG polyline, in a chart at these coordinates whose height is the range.
+    [[nodiscard]] std::string points(int x, int y, int height) const {
+        auto const [least, largest] = range().value();
+        std::string text;
+        std::size_t points = 0;
+        auto const add = [&](std::size_t column, double share) {
+            double const at = std::round(10 * (y + height * (1 - share))) / 10;
+            text += concat(text.empty() ? "" : " ", x + static_cast<int>(column), ",", at);
+            ++points;
+        };
+        for (std::size_t c = 0; c < Lane::columns; ++c) {
+            if (columns_[c].count != 0) {
+                add(c, largest > least ? (columns_[c].mean - least) / (largest - least) : 0.5);
+            }
+        }
+        if (points == 1) { // a line of one point is not drawn
+            std::string const one = text;
+            text += concat(" ", x, one.substr(one.find(',')));
+        }
+        return text;
+    }
+
+private:
+    struct Column {
+        double mean = 0;
+        std::size_t count = 0;
+    };
+    std::array<Column, Lane::columns> columns_{};
+};
+
 /// Puts the parts of a picture one below another.
 class Picture {
 public:
-    explicit Picture(Trace const& trace) {
+    Picture(Trace const& trace, std::string_view samples) : samples_{samples} {
         begin_ = (std::numeric_limits<std::int64_t>::max)();
         for (RankTrace const& rank : trace.ranks) {
             dropped_ += rank.dropped;
@@ -139,13 +198,12 @@ public:
                 end_ = (std::max)(end_, event.end);
             }
         }
-        is_empty_ = end_ <= begin_;
-        if (is_empty_) {
-            begin_ = 0;
-            end_ = 1;
-        }
+        is_empty_ = begin_ > end_;
+        begin_ = is_empty_ ? 0 : begin_;
+        end_ = (std::max)(end_, begin_ + 1);
         for (RankTrace const& rank : trace.ranks) {
             lanes_.emplace_back(rank, begin_, end_);
+            curve_.add(rank, begin_, end_);
         }
         auto const ranks = static_cast<int>(lanes_.size());
         height_ = ranks <= 4 ? 32 : ranks <= 8 ? 24 : ranks <= 16 ? 18 : 12;
@@ -154,7 +212,8 @@ public:
 
     [[nodiscard]] std::string draw() const {
         auto const ranks = static_cast<int>(lanes_.size());
-        int const bottom = top + ranks * (height_ + gap_);
+        int const below_lanes = top + ranks * (height_ + gap_);
+        int const bottom = below_lanes + (curve_.range() ? above_curve + curve_height + 8 : 0);
         std::string text = concat(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ",
             width,
@@ -181,7 +240,7 @@ public:
         for (int rank = 0; rank < ranks; ++rank) {
             text += lane(rank, top + rank * (height_ + gap_));
         }
-        text += axis(bottom) + "</svg>\n";
+        text += curve(below_lanes + above_curve) + axis(bottom) + "</svg>\n";
         return text;
     }
 
@@ -189,6 +248,8 @@ private:
     static constexpr int width = 1040;
     static constexpr int left = 80; ///< where lanes begin
     static constexpr int top = 116;
+    static constexpr int curve_height = 110;
+    static constexpr int above_curve = 34; ///< for its name
     static constexpr int plot = static_cast<int>(Lane::columns);
     static constexpr int trained_at = left + plot + 74; ///< right edges of the numbers
     static constexpr int shadowed_at = trained_at + 74;
@@ -205,10 +266,12 @@ private:
         ".warn{fill:#b42318}\n"
         ".page{fill:#ffffff}.lane{fill:#eaeef2}.line{stroke:#8c959f}\n"
         ".train{fill:#2a6fbb}.shadow{fill:#9fb3c8}.wait{fill:#e8961e}\n"
+        ".curve{fill:none;stroke:#1a7f37;stroke-width:1.5}\n"
         "@media (prefers-color-scheme:dark){\n"
         "text{fill:#e6edf3}.note,.head,.tick{fill:#9198a1}.warn{fill:#ff8f83}\n"
         ".page{fill:#0d1117}.lane{fill:#21262d}.line{stroke:#6e7681}\n"
         ".train{fill:#4c9bf0}.shadow{fill:#566b85}.wait{fill:#f0b23e}\n"
+        ".curve{stroke:#56d364}\n"
         "}\n"
         "</style>\n";
 
@@ -307,6 +370,30 @@ private:
         return text;
     }
 
+    /// The chart of the samples with its name, and its range at the left.
+    [[nodiscard]] std::string curve(int y) const {
+        auto const range = curve_.range();
+        if (!range) {
+            return {};
+        }
+        std::string name;
+        for (char const letter : samples_) { // those that XML gives a meaning
+            name += letter == '<'   ? "&lt;"
+                    : letter == '>' ? "&gt;"
+                    : letter == '&' ? "&amp;"
+                                    : std::string(1, letter);
+        }
+        std::string text = label("note", left, y - 10, concat(name, ", mean of samples"));
+        text += label("head", left - 10, y + 5, rounded_text(range->second));
+        if (range->first != range->second) {
+            text += label("head", left - 10, y + curve_height + 5, rounded_text(range->first));
+        }
+        text += concat(
+            "<polyline class=\"curve\" points=\"", curve_.points(left, y, curve_height), "\"/>\n"
+        );
+        return text;
+    }
+
     /// Ticks at one, two or five of a power of ten, and what was dropped.
     [[nodiscard]] std::string axis(int y) const {
         std::string text =
@@ -337,7 +424,9 @@ private:
         return text;
     }
 
+    std::string_view samples_;
     std::vector<Lane> lanes_;
+    Curve curve_;
     std::int64_t begin_ = 0;
     std::int64_t end_ = 0;
     std::uint64_t dropped_ = 0;
@@ -350,8 +439,8 @@ private:
 
 namespace joinable { inline namespace v0 {
 
-JOINABLE_DEFINITION std::string to_svg(Trace const& trace) {
-    return detail::Picture{trace}.draw();
+JOINABLE_DEFINITION std::string to_svg(Trace const& trace, std::string_view samples) {
+    return detail::Picture{trace, samples}.draw();
 }
 
 }} // namespace joinable::v0

@@ -4,6 +4,8 @@
 #include <joinable/trace/trace.hpp>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 
@@ -52,6 +54,8 @@ private:
         for (TraceEvent const& event : events) {
             if (event.kind == TraceKind::bucket) {
                 write_bucket(event);
+            } else if (event.kind == TraceKind::sample) {
+                write_sample(event);
             } else {
                 write_complete(event);
             }
@@ -105,6 +109,14 @@ private:
         text_ += id;
         append_time("ts", event.end);
         text_ += '}';
+    }
+    void write_sample(TraceEvent const& event) {
+        if (std::isfinite(event.number())) {
+            begin_event("C", "sample");
+            append_time("ts", event.begin);
+            std::string const number = number_text(event.number(), std::chars_format::general, 17);
+            text_ += concat(",\"args\":{\"number\":", number, "}}");
+        }
     }
 
     void begin_event(char const* phase, std::string_view name) {

@@ -9,10 +9,13 @@
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <sys/mman.h>
 
 #include <doctest/doctest.h>
 #include <support/closed_forms.hpp>
@@ -437,6 +440,27 @@ struct Kind {
              });
          }},
     };
+}
+
+TEST_CASE("a scatter only reads the root's buffer, which may be in memory that nobody can write") {
+    run_process_ranks({2, 3}, [](joinable::ProcessCommunicator& across) {
+        joinable::SelfCommunicator local;
+        HierarchicalCommunicator comm{local, &across};
+        std::size_t const part = 5000;
+        std::size_t const count = comm.rank() == 0 ? part * index(comm.size()) : 0;
+        std::size_t const bytes = part * index(comm.size()) * sizeof(float);
+        void* const memory =
+            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        REQUIRE(memory != MAP_FAILED);
+        std::iota(static_cast<float*>(memory), static_cast<float*>(memory) + count, 0.0F);
+        REQUIRE(mprotect(memory, bytes, PROT_READ) == 0);
+        std::vector<float> received(part);
+        comm.scatter({memory, count, DType::f32}, {received.data(), received.size(), DType::f32}, 0)
+            .wait();
+        CHECK(received.front() == static_cast<float>(part * index(comm.rank())));
+        CHECK(received.back() == static_cast<float>(part * index(comm.rank()) + part - 1));
+        munmap(memory, bytes);
+    });
 }
 
 TEST_CASE("a rank that aborts in any collective is the same error on all ranks") {

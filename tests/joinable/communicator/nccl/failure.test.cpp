@@ -19,6 +19,7 @@
 #include <support/keep_alive.hpp>
 #include <support/meeting.hpp>
 #include <support/nccl_ranks.hpp>
+#include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/self.hpp>
@@ -93,6 +94,16 @@ struct Telling : Aborting {
     using Aborting::Aborting;
     [[nodiscard]] std::optional<joinable::AbortReason> abort_reason() const { return reason(); }
 };
+
+/// Its ranks are on several machines, so it shares no memory, as MPI's does not there.
+struct OnSeveralMachines : Telling {
+    using Telling::Telling;
+    [[nodiscard]] joinable::Arena share(std::size_t) {
+        barrier();
+        throw joinable::ContractViolation{"expected all ranks on one machine"};
+    }
+};
+static_assert(joinable::SharesMemory<OnSeveralMachines>);
 
 TEST_CASE("a rank that never comes is named on all ranks, and nothing of NCCL is left") {
     for (int const world : {2, 4, 8}) {
@@ -1035,12 +1046,30 @@ TEST_CASE("keep_alive says what it needs of the control communicator") {
     });
 }
 
+TEST_CASE("ranks on several machines do without memory that a control communicator shares on one") {
+    run_ranks({1, 2, 4}, [](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        Stream const stream;
+        OnSeveralMachines control{hosts};
+        NcclCommunicator comm{control, {.stream = static_cast<cudaStream_t>(stream)}};
+        DeviceArray<int> const data{{1}, stream};
+        comm.all_reduce(data.buffer(), ReduceOp::sum).wait();
+        CHECK(comm.missing_ranks().empty());
+        CHECK(data.read(comm, stream) == std::vector{comm.size()});
+        CHECK_FALSE(comm.is_aborted());
+    });
+}
+
 TEST_CASE("a process that a rank over NCCL has forked calls nothing of NCCL, and cannot go on as it"
 ) {
+    if (joinable_tests::sanitizer == joinable_tests::Sanitizer::address) {
+        return; // a thread of the fakes may hold a lock of the sanitizer's allocator, which the child then waits for
+    }
     run_nccl_ranks({1}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
         DeviceArray<float> const array{std::vector<float>{2}, stream};
         auto work = comm.all_reduce(array.buffer(), ReduceOp::sum);
         NcclCommunicator group = comm.split(0, 0);
+        CHECK(cudaDeviceSynchronize() == cudaSuccess); // no thread of the fakes is at work
         CHECK(succeeds_in_fork([&] {
             auto const count = [] {
                 std::size_t sum = 0;

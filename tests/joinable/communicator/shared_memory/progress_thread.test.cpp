@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -15,6 +17,7 @@
 
 #include <doctest/doctest.h>
 #include <support/board_group.hpp>
+#include <support/forked.hpp>
 #include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
 #include <support/volume.hpp>
@@ -38,6 +41,40 @@ using joinable::detail::Cut;
 using joinable::detail::Descriptor;
 using joinable::detail::Exchange;
 using joinable::detail::Helper;
+
+/// A communicator whose helper has a lock most of the time, as MPI's has.
+class Locking {
+public:
+    class Helper {
+    public:
+        void run() {
+            std::lock_guard const lock{mutex_};
+            has_begun = true;
+            while (!stops_) {
+                std::this_thread::yield();
+            }
+        }
+        void stop() {
+            stops_ = true;
+            std::lock_guard const lock{mutex_};
+        }
+        static inline std::atomic<bool> has_begun{false};
+
+    private:
+        std::mutex mutex_;
+        std::atomic<bool> stops_{false};
+    };
+    [[nodiscard]] static Helper helper() { return {}; }
+};
+
+TEST_CASE(
+    "a process that is forked beside a ProgressThread ends, though it does not have the thread"
+) {
+    Locking comm;
+    ProgressThread progress{comm};
+    wait_until(Locking::Helper::has_begun, true);
+    CHECK(succeeds_in_fork([&] { std::destroy_at(&progress); }));
+}
 
 /// All ranks of a group in the hands of one thread, which decides which rank goes on. Posting never blocks.
 class Puppets {

@@ -737,6 +737,33 @@ TEST_CASE("the port is free once all have come, although a process that was fork
     ::waitpid(helper, nullptr, 0);
 }
 
+TEST_CASE("a process that may open no more files is told so, where rank 0 would listen") {
+    pid_t const process = ::fork();
+    if (process == 0) {
+        int const next = ::dup(0);
+        ::close(next);
+        rlimit limit{};
+        ::getrlimit(RLIMIT_NOFILE, &limit);
+        limit.rlim_cur = static_cast<rlim_t>(next);
+        ::setrlimit(RLIMIT_NOFILE, &limit);
+        std::string text;
+        try {
+            TcpListener const listener{"127.0.0.1"};
+        } catch (joinable::CommunicationError const& error) {
+            limit.rlim_cur =
+                limit.rlim_max; // the sanitizer opens a pipe to look at an object's type
+            ::setrlimit(RLIMIT_NOFILE, &limit);
+            text = error.what();
+        }
+        ::_exit(
+            text.starts_with("rank 0 cannot listen at 127.0.0.1:0: Too many open files") ? 0 : 1
+        );
+    }
+    int status = 0;
+    ::waitpid(process, &status, 0);
+    CHECK(status == 0);
+}
+
 TEST_CASE("a port that is in use, and ranks that are none, are refused at once") {
     TcpListener const taken{"127.0.0.1"};
     try {

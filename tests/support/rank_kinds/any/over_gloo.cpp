@@ -15,9 +15,7 @@ bool const sums_in_rank_order = true;
 bool const sums_have_one_order = true;
 bool const compares_collectives = true;
 
-void over_ranks(
-    std::initializer_list<int> sizes, std::function<void(RankCommunicator&)> const& body
-) {
+void over_ranks(std::initializer_list<int> sizes, FunctionRef<void(RankCommunicator&)> body) {
     for (int const size : groups_up_to(4, sizes)) {
         run_gloo_ranks({size}, [&](joinable::GlooCommunicator& gloo) {
             RankCommunicator comm{gloo};

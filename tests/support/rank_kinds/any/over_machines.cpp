@@ -14,9 +14,7 @@ bool const sums_have_one_order = true;
 bool const compares_collectives = true;
 
 /// The first machine has one rank, the second two, and so on; the last one has the rest.
-void over_ranks(
-    std::initializer_list<int> sizes, std::function<void(RankCommunicator&)> const& body
-) {
+void over_ranks(std::initializer_list<int> sizes, FunctionRef<void(RankCommunicator&)> body) {
     for (int left : sizes) {
         std::vector<int> machines;
         for (int next = 1; left > 0; left -= next++) {

@@ -12,9 +12,7 @@ bool const sums_have_one_order = false;
 bool const compares_collectives = false;
 
 /// What a body throws is PeerFailed.
-void over_ranks(
-    std::initializer_list<int> sizes, std::function<void(RankCommunicator&)> const& body
-) {
+void over_ranks(std::initializer_list<int> sizes, FunctionRef<void(RankCommunicator&)> body) {
     run_mpi_ranks(sizes, [&](joinable::MpiCommunicator& mpi) {
         RankCommunicator comm{mpi};
         body(comm);

@@ -11,9 +11,7 @@ bool const sums_have_one_order = true;
 bool const compares_collectives = true;
 
 /// A CHECK that fails in a rank fails here.
-void over_ranks(
-    std::initializer_list<int> sizes, std::function<void(RankCommunicator&)> const& body
-) {
+void over_ranks(std::initializer_list<int> sizes, FunctionRef<void(RankCommunicator&)> body) {
     run_process_ranks(sizes, [&](joinable::ProcessCommunicator& processes) {
         RankCommunicator comm{processes};
         body(comm);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <functional>
 #include <initializer_list>
+
+#include <support/function_ref.hpp>
 
 #include <joinable/any_communicator.hpp>
 
@@ -20,8 +21,6 @@ inline constexpr bool combines_bits = true;
 extern bool const compares_collectives;
 
 /// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
-void over_ranks(
-    std::initializer_list<int> sizes, std::function<void(RankCommunicator&)> const& body
-);
+void over_ranks(std::initializer_list<int> sizes, FunctionRef<void(RankCommunicator&)> body);
 
 } // namespace joinable_tests

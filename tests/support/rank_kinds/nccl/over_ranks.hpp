@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <functional>
 #include <initializer_list>
 
+#include <support/function_ref.hpp>
 #include <support/host_nccl.hpp>
 #include <support/nccl_ranks.hpp>
 #include <support/volume.hpp>
@@ -23,7 +23,7 @@ inline constexpr bool compares_collectives = false;
 /// Runs `body(comm)` over groups of these sizes, one after another; under a sanitizer over those that stand for
 /// the others. What a body throws is rethrown.
 inline void
-over_ranks(std::initializer_list<int> sizes, std::function<void(RankCommunicator&)> const& body) {
+over_ranks(std::initializer_list<int> sizes, FunctionRef<void(RankCommunicator&)> body) {
     for (int const size : groups_of_participants(sizes)) {
         run_nccl_ranks({size}, [&](auto& nccl, auto& hosts, cudaStream_t) {
             HostNccl comm{nccl, hosts};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <functional>
 #include <initializer_list>
 
+#include <support/function_ref.hpp>
 #include <support/ranks.hpp>
 
 #include <joinable/communicator/shared_memory/thread.hpp>
@@ -31,7 +31,7 @@ inline constexpr bool compares_collectives = true;
 /// Runs `body(comm)` over groups of these sizes, one after another; under a sanitizer over those that stand for
 /// the others. What a body throws is rethrown.
 inline void
-over_ranks(std::initializer_list<int> sizes, std::function<void(RankCommunicator&)> const& body) {
+over_ranks(std::initializer_list<int> sizes, FunctionRef<void(RankCommunicator&)> body) {
     run_participants(sizes, body);
 }
 

@@ -13,7 +13,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION HomeProcess::HomeProcess() : id_{::getpid()} {
     [[maybe_unused]] static int const counts =
-        ::pthread_atfork(nullptr, nullptr, [] { ++forks(); });
+        pthread_atfork(nullptr, nullptr, [] { ++forks(); }); // a macro where no process forks
     forks_before_ = forks().load(std::memory_order_relaxed); // a fork from now on is counted
 }
 

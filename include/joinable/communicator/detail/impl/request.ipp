@@ -24,6 +24,14 @@ RequestsOf::all_reduce(Buffer buffer, ReduceOp op, double factor) const {
     };
 }
 
+JOINABLE_DEFINITION Request
+RequestsOf::sum_pieces(BufferPieces const& buffer, double factor) const {
+    Buffer const whole{buffer.list[0].data(), buffer.count(), buffer.dtype};
+    Request request = all_reduce(whole, ReduceOp::sum, factor);
+    request.pieces = buffer;
+    return request;
+}
+
 JOINABLE_DEFINITION Request RequestsOf::reduce(Buffer buffer, ReduceOp op, int root) const {
     check_memory(buffer);
     check_reduction(buffer, op);

@@ -138,7 +138,10 @@ private:
     void scatter() {
         Buffer const given{const_cast<void*>(in_.data), in_.count, in_.dtype}; // only read from
         Buffer const all = at_leader(has_root_here() ? sum_of(parts_) : own_parts(), given);
-        Buffer const part = has_root_here() ? part_of(all) : all;
+        Buffer part = has_root_here() ? part_of(all) : all;
+        if (has_root() && machines_.count() > 1) { // a level may write there, even what it holds
+            part = at_leader(own_parts());
+        }
         if (has_root_here() && local_root() != 0) {
             LevelStep step = at_one(Collective::gather, local_root(), sum_of(parts_));
             step.in = has_root() ? in_ : none();

@@ -85,7 +85,7 @@ struct MpiOperation {
     /// Takes `memory` for buffers that MPI must not have, and copies the inputs there. `is_wide`:
     /// 16-bit numbers are sent as f32 if they are combined.
     void prepare(Request const& request, MpiMemory& memory, bool is_wide) {
-        auto const& [signature, in, out, sends, expects] = request;
+        auto const& [signature, in, out, sends, expects, pieces] = request;
         widens_ = is_wide && is_half_precision(signature.dtype) && signature.is_reduction();
         dtype_ = signature.dtype;
         transfer = {signature, nullptr, nullptr, sends, expects};

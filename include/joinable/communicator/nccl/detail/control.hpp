@@ -23,7 +23,7 @@ public:
     /// Empty also if that is not supported.
     [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
 
-    /// Memory that all ranks share; empty if that is not supported.
+    /// Memory that all ranks share; empty if that is not supported, or they are on several machines.
     [[nodiscard]] virtual Arena share(std::size_t bytes) = 0;
     [[nodiscard]] virtual bool can_split() const noexcept = 0;
     /// Null if that is not supported.
@@ -53,10 +53,16 @@ public:
 
     [[nodiscard]] Arena share(std::size_t bytes) override {
         if constexpr (SharesMemory<Comm>) {
-            return this->communicator().share(bytes);
-        } else {
-            return {};
+            auto& comm = this->communicator();
+            try {
+                return comm.share(bytes);
+            } catch (ContractViolation const&) { // on all ranks: they are on several machines
+                if (comm.is_aborted()) {
+                    throw;
+                }
+            }
         }
+        return {};
     }
     [[nodiscard]] bool can_split() const noexcept override { return Splits<Comm>; }
     [[nodiscard]] std::unique_ptr<NcclControl> split(int color, int key) override {

@@ -21,6 +21,7 @@
 #include <joinable/communicator/nccl/detail/deadline.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/communicator/nccl/options.hpp>
+#include <joinable/detail/failure.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -36,12 +37,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// usable.
 template <class Local>
 void prepare_together(NcclRank& rank, Local const& local) {
-    std::exception_ptr error;
-    try {
-        local();
-    } catch (...) {
-        error = std::current_exception();
-    }
+    std::exception_ptr const error = exception_of(local);
     throw_if_any_failed(
         error,
         [&] {

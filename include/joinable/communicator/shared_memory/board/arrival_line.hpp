@@ -36,10 +36,12 @@ struct alignas(64) ArrivalLine {
     static constexpr std::size_t inline_bytes = 56;
     // The payload of a large collective:
     static constexpr std::size_t count = 0;
-    static constexpr std::size_t in = 1;  ///< address of the input, as an offset from the board
+    /// Address of the input, as an offset from the board; of the list of its pieces, if it has some.
+    static constexpr std::size_t in = 1;
     static constexpr std::size_t out = 2; ///< of the output, likewise
     static constexpr std::size_t factor = 3;
     static constexpr std::size_t ring = 4; ///< size of the ring that has both, in bytes; 0: no ring
+    static constexpr std::size_t pieces = 5; ///< their number; 0: it is in one place
     static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
     static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
     static constexpr std::uint64_t empty = sequence_mask; ///< no collective in a fresh slot has it

@@ -27,9 +27,6 @@ inline constexpr std::size_t cache_line = 64;
     return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
-/// The bytes of a page, by which the system takes memory back. Some systems have pages of 64 KiB.
-[[nodiscard]] std::size_t page_size() noexcept;
-
 /// A part of a block of memory.
 struct BlockPart {
     std::size_t offset;

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include <joinable/communicator/detail/deadline.hpp>
-#include <joinable/communicator/shared_memory/board/futex.hpp>
+#include <joinable/communicator/shared_memory/board/system.hpp>
 #include <joinable/communicator/shared_memory/board/tuning.hpp>
 #include <joinable/config.hpp>
 

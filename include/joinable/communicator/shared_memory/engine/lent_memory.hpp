@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <joinable/communicator/pieces.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
 #include <joinable/config.hpp>
@@ -38,8 +39,14 @@ public:
     [[nodiscard]] static bool lend(std::uint64_t, ConstBuffer, Buffer, std::size_t) noexcept {
         return true;
     }
+    [[nodiscard]] static bool lend_pieces(std::uint64_t, BufferPieces const&) noexcept {
+        return true;
+    }
     [[nodiscard]] static LentAddresses lent(std::uint64_t, ConstBuffer in, Buffer out) noexcept {
         return {in.data, out.data};
+    }
+    [[nodiscard]] static LentAddresses lent(std::uint64_t, BufferPieces const& pieces) noexcept {
+        return {pieces.list, pieces.list};
     }
     [[nodiscard]] static LentAddresses own(std::uint64_t) noexcept { return {}; }
     static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
@@ -78,7 +85,14 @@ public:
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
     lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
+    /// Copies the list of pieces, which lie in arenas. Returns false as above.
+    /// @throws ContractViolation  there will never be room for it. Throws what the Room throws.
+    [[nodiscard]] bool lend_pieces(std::uint64_t sequence, BufferPieces const& pieces);
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
+        return loans_[sequence % loans_.size()].at;
+    }
+    /// The address of the list, twice.
+    [[nodiscard]] LentAddresses lent(std::uint64_t sequence, BufferPieces const&) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }
 
@@ -102,10 +116,13 @@ private:
         std::byte* copies = nullptr; ///< null: nothing was copied
         std::size_t bytes = 0;
         LentAddresses at = {};
-        ConstBuffer in = {}; ///< copied to `copies`
-        Buffer out = {};     ///< copied back from there
+        ConstBuffer in = {};    ///< copied to `copies`
+        Buffer out = {};        ///< copied back from there
+        std::size_t pieces = 0; ///< `copies` has so many, and their addresses once more
         bool is_kept = false;
     };
+    /// @throws ContractViolation  there will never be so much.
+    void require_room(std::size_t bytes) const;
     static void copy(void* to, void const* from, std::size_t bytes) noexcept {
         if (bytes != 0) {
             std::memcpy(to, from, bytes);

@@ -71,7 +71,8 @@ public:
         ChunkProgress& mine = board.progress(rank, sequence_);
         auto const own = memory.own(sequence_);
         auto* const in = static_cast<std::byte*>(const_cast<void*>(own.in)); // is only read
-        OwnPlace const place{rank, in, static_cast<std::byte*>(own.out)};
+        bool const is_in_pieces = board.line(rank, sequence_).payload[ArrivalLine::pieces] != 0;
+        OwnPlace const place{is_in_pieces ? -1 : rank, in, static_cast<std::byte*>(own.out)};
         Exchange const exchange{board, sequence_, signature, place};
         for (bool moves = true; moves;) {
             moves = false;
@@ -109,6 +110,9 @@ public:
         return lent_ < limit_of_lending(board, rank) || can_compute(board) ||
                taken_ < done_by_all(board);
     }
+
+    /// A sign of progress: how often this rank has advanced.
+    [[nodiscard]] std::uint64_t moved() const noexcept { return lent_ + computed_ + taken_; }
 
     /// The ranks for which this rank waits, if it cannot advance.
     [[nodiscard]] std::vector<int> holding_up(Board& board) const;

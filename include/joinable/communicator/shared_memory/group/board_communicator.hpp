@@ -9,6 +9,7 @@
 
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/pieces.hpp>
 #include <joinable/communicator/shared_memory/engine/helper.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/config.hpp>
@@ -51,6 +52,14 @@ public:
 
     /// Local. The ranks that have not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
+
+    /// For reducers: see has_sum_of_pieces.
+    [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
+        return rank_.is_in_reach(buffer);
+    }
+    Work sum_pieces(BufferPieces const& buffer, double factor) {
+        return post(this->requests().sum_pieces(buffer, factor));
+    }
 
     /// For ProgressThread.
     [[nodiscard]] Helper helper() noexcept { return {rank_.group().board(), rank_.rank()}; }

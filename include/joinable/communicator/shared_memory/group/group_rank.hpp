@@ -28,6 +28,7 @@ struct Message {
     Buffer buffer = {};
     PendingMessage* pending = nullptr; ///< while it waits; null: delivered
     WaitClock polled = {};
+    bool is_taken = false; ///< a test has seen that the other side copies it
     bool is_lost = false;
 
     [[nodiscard]] std::string text() const {
@@ -50,6 +51,10 @@ public:
     [[nodiscard]] Group const& group() const noexcept { return group_; }
     [[nodiscard]] std::shared_ptr<GroupStorage<Memory>> const& storage() const noexcept {
         return storage_;
+    }
+    /// Whether other ranks can reach the buffer itself. A message is not copied then.
+    [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
+        return storage_->memory().reaches(buffer);
     }
 
     /// Makes a group of these ranks of this group, in their order; this rank is the first. Returns
@@ -122,12 +127,9 @@ private:
     /// Whether the message was delivered. If not, the other side can no longer find it, or the
     /// other process was stopped while it copied the message and keeps it.
     [[nodiscard]] bool is_delivered(Message& message);
-    void abort_for_copy(Message const& message);
+    /// The other process was stopped while it copied the message, and keeps it.
+    void give_up_on_copy(Message& message);
 
-    /// Whether the other side can reach the buffer itself. There is no copy then.
-    [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
-        return storage_->memory().reaches(buffer);
-    }
     [[nodiscard]] std::size_t bytes_of(Message const& message) const noexcept {
         return sizeof(PendingMessage) + (is_in_reach(message.buffer) ? 0 : message.buffer.bytes());
     }

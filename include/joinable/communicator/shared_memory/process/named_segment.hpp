@@ -390,8 +390,8 @@ private:
         );
     }
 
-    /// Checks that this process may use the object, and returns for how many ranks it was made. What a
-    /// dead job has left may be for another number than this job has.
+    /// Checks that this process may use the object, and returns for how many ranks it was made. A
+    /// dead job may have left one for another number.
     static int usable_size(SharedObject const& object, std::string const& path) {
         auto const refuse = [&](std::string const& expected, std::string const& given) {
             throw CommunicationError{concat(

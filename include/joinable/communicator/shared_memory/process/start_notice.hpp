@@ -92,7 +92,7 @@ public:
     }
 
     /// Whether rank 0 has shown a notice that has ended. Rank 0 has then published the table, or
-    /// failed. What has ended before this rank looks for the first time is an older job's.
+    /// failed. A notice that had ended at this rank's first look is an older job's.
     [[nodiscard]] bool has_ended(bool is_first) {
         if (!object_) {
             find(is_first);

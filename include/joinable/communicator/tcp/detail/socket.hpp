@@ -138,7 +138,7 @@ public:
         : limit_{limit} {}
 
     [[nodiscard]] TimePoint next_look() const noexcept { return next_; }
-    /// Looks when it is time. What was acknowledged between two looks counts, so nothing is
+    /// Looks when it is time. Bytes acknowledged between two looks count, so nothing is
     /// lost because this process looks late.
     [[nodiscard]] bool is_lost(Socket const& socket, TimePoint now) noexcept;
 

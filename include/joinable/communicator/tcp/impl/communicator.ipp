@@ -3,8 +3,6 @@
 
 #include <joinable/communicator/tcp/communicator.hpp>
 
-#if defined(__linux__)
-
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -171,5 +169,3 @@ TcpCommunicator::post(detail::Request const& request, detail::Descriptor const& 
 }
 
 }} // namespace joinable::v0
-
-#endif

@@ -39,53 +39,6 @@ JOINABLE_DEFINITION void Attachment::detach() noexcept {
     }
 }
 
-JOINABLE_DEFINITION Window common_window(std::initializer_list<NamedState> participants) {
-    NamedState const* first = nullptr;
-    for (NamedState const& mine : participants) {
-        if (mine.averages == Averages::none) {
-            continue;
-        }
-        first = first == nullptr ? &mine : first;
-        Window const& window = WindowOf{*mine.state}.window();
-        Window const& common = WindowOf{*first->state}.window();
-        if (!window.holds_the_same(common)) {
-            throw ContractViolation{concat(
-                "the participants of a guard that average gradients must have accumulated the same batches, but "
-                "a ",
-                first->name,
-                " holds ",
-                common.batches,
-                " batches of weight ",
-                common.weight,
-                " and a ",
-                mine.name,
-                " holds ",
-                window.batches,
-                " batches of weight ",
-                window.weight,
-                "; clear the gradients of both before the guard, or call discard_window()"
-            )};
-        }
-    }
-    return first == nullptr ? Window{} : WindowOf{*first->state}.window();
-}
-
-JOINABLE_DEFINITION void check_states(std::initializer_list<NamedState> participants) {
-    for (auto const* mine = participants.begin(); mine != participants.end(); ++mine) {
-        auto const is_same = [&](NamedState const& other) { return other.state == mine->state; };
-        if (std::any_of(participants.begin(), mine, is_same)) {
-            throw ContractViolation{concat(
-                "a ", mine->name, " is twice among the participants of a guard; list it once"
-            )};
-        }
-        if (Attachment::is_attached(*mine->state)) {
-            throw ContractViolation{
-                concat("a ", mine->name, " already takes part in another guard; end that one first")
-            };
-        }
-    }
-}
-
 JOINABLE_DEFINITION void Deadlines::exchange(
     std::vector<ControlCommunicator*> const& communicators, std::chrono::nanoseconds deadline
 ) {

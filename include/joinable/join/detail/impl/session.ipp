@@ -71,9 +71,11 @@ JOINABLE_DEFINITION void Session::clear_window(bool in_round) {
     bool const is_round_open = in_round || is_batch_open;
     bool const is_announced =
         rounds_.is_scheduled() || rounds_.is_posted() || (is_round_open && round_.will_sync());
-    Window const& told = rounds_.announced_window().is_open() ? rounds_.announced_window()
-                         : is_announced                       ? window()
-                                                              : Window{};
+    // A round that has ended has reduced what was announced for it.
+    Window const& told = is_round_open && rounds_.announced_window().is_open()
+                             ? rounds_.announced_window()
+                         : is_announced ? window()
+                                        : Window{};
     if (told.is_open()) {
         throw_violation(concat(
             "gradients that hold ",
@@ -239,8 +241,27 @@ JOINABLE_DEFINITION void Session::leave_by_exception() noexcept {
     abort();
 }
 
+JOINABLE_DEFINITION void Session::fail_at_once() noexcept {
+    if (!outcome_.is_over()) {
+        try {
+            outcome_.fail_alone(blamed_on(outcome_.control().rank(), outcome_.reason()));
+        } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is handled goes on
+        }
+    }
+}
+
+JOINABLE_DEFINITION void Session::refuse_late(Opening opening, std::size_t opener) const {
+    throw_violation(concat(
+        opening == Opening::notification ? turns_.call(opener) : "next() was called",
+        " in a post hook, after the last round of the guard; open rounds before finish()"
+    ));
+}
+
 JOINABLE_DEFINITION Announcement
 Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
+    if (has_ended_) { // the others may be in the closing roll call
+        refuse_late(opening, opener);
+    }
     outcome_.forget(); // a failure before this round was handled
     Announcement const announcement{rounds_.completed(notice), opening, opener};
     if (opening == Opening::notification) {

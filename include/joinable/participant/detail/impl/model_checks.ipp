@@ -50,8 +50,12 @@ JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList cons
         AnyView const value = parameters[i].value();
         elements += value.numel();
         std::string text = to_text(value);
-        if (value.strides() != row_major_strides(value.extents())) {
-            text += ", strides " + to_text(value.strides());
+        if (!value.is_contiguous()) {
+            Shape strides = value.strides();
+            for (std::size_t d = 0; d < strides.size(); ++d) {
+                strides[d] = value.extents()[d] == 1 ? 1 : strides[d]; // which moves no element
+            }
+            text += ", strides " + to_text(strides);
         }
         text += parameters[i].requires_grad() ? "" : ", no requires_grad";
         list.add(describe_parameter(parameters, i), text);
@@ -86,6 +90,13 @@ JOINABLE_DEFINITION void check_parameters(ParameterList const& list, DeviceId de
     for (std::size_t i = 0; i < list.size(); ++i) {
         check_value(list, i, device);
         if (list[i].requires_grad()) {
+            if (AnyView const value = list[i].value();
+                is_overlapping(value.extents(), value.strides())) {
+                throw ContractViolation{
+                    describe_parameter(list, i) +
+                    text_of_overlap(value, "trained; give it a contiguous copy")
+                };
+            }
             check_gradient(list, i, list[i].grad());
         }
     }

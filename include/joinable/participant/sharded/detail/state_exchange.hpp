@@ -59,7 +59,9 @@ public:
         together([&] {
             check_rank("to_rank", to_rank, comm.size());
             check_before_save(groups, rules);
-            gathered_.reset();
+        });
+        gathered_.reset(); // not before all ranks agree, and then before its successor takes memory
+        together([&] {
             messages.emplace(groups, device_of(comm));
             if (is_root) {
                 state = {{rules.begin(), rules.end()}, std::vector<Parameter>(count_of(groups))};
@@ -92,6 +94,9 @@ public:
         std::vector<Rule> taken;
         together([&] {
             check_rank("from_rank", from_rank, comm.size());
+            for (ShardGroup const& group : groups) {
+                check_layouts(group); // state comes in the order of values
+            }
             if (is_root) {
                 check(state, groups);
             }

@@ -133,9 +133,9 @@ public:
             units_->finish_passes(trains);
         }
     }
-    void require_let_go() const {
+    void require_released() const {
         if (units_) {
-            units_->require_let_go();
+            units_->require_released();
         }
     }
     [[nodiscard]] bool meets_between_passes() const noexcept { return begin_ != nullptr; }

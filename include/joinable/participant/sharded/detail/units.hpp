@@ -90,7 +90,7 @@ public:
             "the previous forward pass had no backward pass; announce such a round with {.phase = "
             "Phase::evaluate}, and call skip() after a pass that failed"
         );
-        require_let_go();
+        require_released();
         begin(Pass::forward, false);
     }
     /// Ends the forward pass. Units that it did not use are gathered nevertheless; if no pass has
@@ -121,11 +121,11 @@ public:
         if (pass_ == Pass::backward) {
             finish();
         }
-        require_let_go();
+        require_released();
         pass_ = Pass::none;
     }
     /// @throws ContractViolation  values are held.
-    void require_let_go() const {
+    void require_released() const {
         for (std::size_t k = 0; k < units_.size(); ++k) {
             if (units_[k].holders != 0) {
                 throw ContractViolation{concat(
@@ -213,9 +213,15 @@ public:
     }
     /// Allocates memory for all units. Local.
     void reserve_all() {
-        require_let_go();
+        require_released();
         for (std::size_t k = 0; k < units_.size(); ++k) {
             static_cast<void>(arenas_.data(k, k < overlapping ? largest_ : units_[k].bytes));
+        }
+    }
+    /// Frees the memory that no pass needs, unless values are held. Local.
+    void free_reserve() noexcept {
+        if (arenas_.are_all_free()) {
+            arenas_.keep(overlapping);
         }
     }
     /// Gathers all units at once, outside of passes. Memory for them must be reserved.
@@ -415,7 +421,7 @@ private:
         }
         if (holds_all_ && arenas_.are_all_free()) {
             holds_all_ = false;
-            arenas_.keep(overlapping);
+            free_reserve();
         }
     }
 

@@ -51,6 +51,10 @@ struct joinable::parameter_traits<joinable::detail::PartOfParameter> {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// Checks that the elements of parameter `i` lie in the order in which `given` has them, which the state has, too.
+/// @throws ContractViolation
+void check_layout(ParameterList const& parameters, std::size_t i, AnyView const& given);
+
 /// Where values lie whose memory the engine does not own.
 enum class Residence : std::uint8_t {
     bucket,   ///< all of them: in the buckets in which they travel, so that no step copies them
@@ -75,7 +79,8 @@ public:
 
     /// Moves the engine's values into the buckets, or copies those that this rank owns; on a
     /// device, complete after its finish().
-    /// @throws ContractViolation  set_value copies; or a value is missing, then nothing was copied.
+    /// @throws ContractViolation  set_value copies; or a value is missing, or has its elements in another order: then
+    ///         nothing was copied.
     void take(std::span<OptimizerShard const> shards, Scratch& scratch);
     /// After take() was refused on any rank: leaves the values that were set where they are, in
     /// memory that lives as long as this process. The engine may have freed its own.

@@ -7,15 +7,11 @@
 #include <cstdint>
 #include <iterator>
 #include <optional>
-#include <unistd.h>
 #include <utility>
 
-namespace joinable { inline namespace v0 { namespace detail {
+#include <joinable/communicator/shared_memory/board/system.hpp>
 
-JOINABLE_DEFINITION std::size_t page_size() noexcept {
-    static auto const bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    return bytes;
-}
+namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION
 Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve, Clear clear)

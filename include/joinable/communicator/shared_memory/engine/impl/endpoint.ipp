@@ -16,7 +16,7 @@ Endpoint<Group, Memory>::Endpoint(Group group, int rank, Memory memory) noexcept
 
 template <class Group, class Memory>
 std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
-    auto const& [signature, in, out, sends, expects] = request;
+    auto const& [signature, in, out, sends, expects, pieces] = request;
     make_room(signature);
     std::uint64_t const sequence = next_;
     std::size_t const bytes = signature.count * size_of(signature.dtype);
@@ -33,7 +33,10 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
     }
     if (!is_small) {
         std::size_t const ring = Slices::fit(signature.collective) ? Slices::ring_bytes(board_) : 0;
-        while (!memory_.lend(sequence, in, out, ring)) {
+        while (
+            !(pieces.number == 0 ? memory_.lend(sequence, in, out, ring)
+                                 : memory_.lend_pieces(sequence, pieces))
+        ) {
             if (retired_ == next_) {
                 throw ContractViolation{
                     "a collective finds no place in the memory that a rank shares: wait for "
@@ -42,11 +45,17 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
             }
             finish(retired_);
         }
-        LentAddresses const at = memory_.lent(sequence, in, out);
+        LentAddresses const at =
+            pieces.number == 0 ? memory_.lent(sequence, in, out) : memory_.lent(sequence, pieces);
+        for (std::size_t k = 0; k < pieces.number; ++k) {
+            BufferPiece& piece = static_cast<BufferPiece*>(at.out)[k];
+            piece.at = board_.place_of(piece.data());
+        }
         line.payload[ArrivalLine::in] = board_.place_of(at.in);
         line.payload[ArrivalLine::out] = board_.place_of(at.out);
         line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(signature.factor);
         line.payload[ArrivalLine::ring] = at.ring;
+        line.payload[ArrivalLine::pieces] = pieces.number;
         if (signature.has_counts) {
             auto const mine = board_.sends(rank_, sequence);
             reserve_once(counts_, sequence, mine.data(), 2 * mine.size_bytes());
@@ -80,14 +89,36 @@ bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
         return true;
     }
     Pending& pending = pending_of(sequence);
-    return arrival_of(sequence) == Arrival::waiting &&
-           has_polled_too_long(
-               pending.polled,
-               [&] { return board_.missing(sequence); },
-               "arrive",
-               [&] { return "waits in " + pending.signature.text(); }
-           ) &&
-           progress(sequence); // throws unless all have arrived meanwhile
+    auto const has_polled_too_long = [&](auto const& holding_up, char const* to_do) {
+        return this->has_polled_too_long(pending.polled, holding_up, to_do, [&] {
+            return "waits in " + pending.signature.text();
+        });
+    };
+    if (!pending.has_agreed) {
+        return has_polled_too_long([&] { return board_.missing(sequence); }, "arrive") &&
+               progress(sequence); // throws unless all have arrived meanwhile
+    }
+    if (!Memory::needs_slices) {
+        return false; // a thread never stops for long
+    }
+    if (pending.is_sliced && !board_.is_aborted()) {
+        auto const holding_up = [&] {
+            return pending.pipeline.can_advance(board_, rank_)
+                       ? std::vector<int>{}
+                       : pending.pipeline.holding_up(board_);
+        };
+        return has_polled_too_long(holding_up, "copy a slice") && progress(sequence);
+    }
+    if (!pending.polled.reaches(deadline_)) {
+        return false;
+    }
+    pending.polled = {};
+    if (pending.is_sliced) { // the deadline of a group that had failed before
+        give_up(sequence);
+        throw_lost(sequence);
+    }
+    give_up_on_computing(sequence);
+    return progress(sequence);
 }
 
 template <class Group, class Memory>
@@ -134,13 +165,18 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
                     size()};
         }
         pending.has_agreed = true;
+        pending.polled = {}; // not the time before the last rank came
     }
     if (pending.is_small) {
         combine_contributions(
             board_, sequence, pending.signature, pending.is_on_line, rank_, pending.out
         );
     } else if (pending.is_sliced) {
+        std::uint64_t const moved = pending.pipeline.moved();
         if (!pending.pipeline.advance(board_, pending.signature, rank_, memory_)) {
+            if (pending.pipeline.moved() != moved) {
+                pending.polled = {};
+            }
             if (pending.pipeline.is_lost(board_)) {
                 give_up(sequence);
                 if (!pending.pipeline.is_in_use(board_)) {

@@ -73,8 +73,9 @@ JOINABLE_DEFINITION void Exchange::run(std::size_t begin, std::size_t end) const
         std::size_t const size = size_of_block(b);
         std::size_t const from = (std::max)(begin, first);
         std::size_t const to = (std::min)(end, first + size);
-        if (from < to) {
-            run_part(block(b), from - first, to - first);
+        for (std::size_t at = from, after = from; at < to; at = after) {
+            after = end_of_pieces(at, to);
+            run_part(block(b), at - first, after - first);
         }
         first += size;
     }
@@ -85,8 +86,33 @@ JOINABLE_DEFINITION std::size_t Exchange::share(int from, int to) const noexcept
                                  : signature_.count;
 }
 
+JOINABLE_DEFINITION BufferPieces Exchange::pieces_of(int rank) const noexcept {
+    auto const& payload = board_.line(rank, sequence_).payload;
+    return {
+        reinterpret_cast<BufferPiece*>(board_.place_at(payload[ArrivalLine::in])),
+        static_cast<std::size_t>(payload[ArrivalLine::pieces]),
+        signature_.dtype
+    };
+}
+
+JOINABLE_DEFINITION std::size_t
+Exchange::end_of_pieces(std::size_t begin, std::size_t end) const noexcept {
+    std::size_t const element = size_of(signature_.dtype);
+    for (int rank = 0; rank < board_.size(); ++rank) {
+        if (auto const pieces = pieces_of(rank); pieces.number != 0) {
+            end = (std::min)(end, pieces.at(begin * element).end / element);
+        }
+    }
+    return end;
+}
+
 JOINABLE_DEFINITION std::byte*
 Exchange::shared(int rank, std::size_t word, std::size_t offset) const noexcept {
+    if (auto const pieces = pieces_of(rank); pieces.number != 0) {
+        BufferPiece const& piece = pieces.at(offset);
+        std::size_t const begin = &piece == pieces.list ? 0 : (&piece - 1)->end;
+        return board_.place_at(piece.at) + (offset - begin);
+    }
     auto const& payload = board_.line(rank, sequence_).payload;
     std::uint64_t const ring = payload[ArrivalLine::ring];
     return board_.place_at(payload[word]) + (ring == 0 ? offset : offset % ring);

@@ -21,15 +21,7 @@ StagedMemory::lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size
     std::size_t const all = (std::max)(in_bytes, out_end);
     bool const is_sliced = ring != 0 && all > ring;
     std::size_t const bytes = is_sliced ? ring : all;
-    if (bytes > room_->size()) {
-        throw ContractViolation{concat(
-            "a collective of ",
-            bytes,
-            " bytes does not fit in the ",
-            room_->size(),
-            " bytes that a process rank shares: cut it into smaller ones"
-        )};
-    }
+    require_room(bytes);
     std::byte* const copies = bytes == 0 ? nullptr : room_->allocate(bytes);
     if (bytes != 0 && copies == nullptr) {
         return false;
@@ -42,6 +34,33 @@ StagedMemory::lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size
     }
     loan.at = {copies_in ? copies : in.data, copies_out ? copies + out_at : out.data};
     copy(copies, loan.in.data, loan.in.bytes());
+    return true;
+}
+
+JOINABLE_DEFINITION void StagedMemory::require_room(std::size_t bytes) const {
+    if (bytes > room_->size()) {
+        throw ContractViolation{concat(
+            "a collective of ",
+            bytes,
+            " bytes does not fit in the ",
+            room_->size(),
+            " bytes that a process rank shares: cut it into smaller ones"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION bool
+StagedMemory::lend_pieces(std::uint64_t sequence, BufferPieces const& pieces) {
+    std::size_t const of_list = pieces.number * sizeof(BufferPiece);
+    std::size_t const bytes = in_cache_lines(2 * of_list);
+    require_room(bytes);
+    std::byte* const list = room_->allocate(bytes);
+    if (list == nullptr) {
+        return false;
+    }
+    copy(list, pieces.list, of_list);
+    copy(list + of_list, pieces.list, of_list); // the others change the first to places
+    loans_[sequence % loans_.size()] = {list, bytes, {list, list}, {}, {}, pieces.number};
     return true;
 }
 
@@ -81,6 +100,10 @@ JOINABLE_DEFINITION void StagedMemory::keep(std::uint64_t sequence) noexcept {
     Loan& loan = loans_[sequence % loans_.size()];
     loan.is_kept = true;
     room_->keep_arena(loan.at.out);
+    auto const* const pieces = reinterpret_cast<BufferPiece const*>(loan.copies) + loan.pieces;
+    for (std::size_t k = 0; k < loan.pieces; ++k) {
+        room_->keep_arena(pieces[k].data());
+    }
 }
 
 }}} // namespace joinable::v0::detail

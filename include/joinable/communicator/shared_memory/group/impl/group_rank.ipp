@@ -100,7 +100,22 @@ bool GroupRank<Memory>::test(Message& message) {
             [&] { return "waits in " + message.text(); }
         );
     };
-    return progress(message) || (has_polled_too_long() && progress(message));
+    if (progress(message)) {
+        return true;
+    }
+    if (Memory::is_all_in_reach || waits(message)) {
+        return has_polled_too_long() && progress(message);
+    }
+    // The other process copies, or was stopped while it did.
+    if (!std::exchange(message.is_taken, true)) {
+        message.polled = {}; // not the time before it came
+    }
+    if (message.polled.reaches(this->deadline())) {
+        give_up_on_copy(message);
+        message.is_lost = true;
+        throw_loss(message);
+    }
+    return false;
 }
 
 template <class Memory>
@@ -193,11 +208,7 @@ bool GroupRank<Memory>::is_delivered(Message& message) {
         // A thread never stops for long, and even a late one still copies to this rank's buffer.
         while (!this->wait(is_over, this->deadline())) {
             if (!Memory::is_all_in_reach) {
-                abort_for_copy(message);
-                if (!message.is_send) {
-                    storage_->memory().keep_arena(message.buffer.data);
-                }
-                message.pending = nullptr;
+                give_up_on_copy(message);
                 return false;
             }
         }
@@ -216,7 +227,7 @@ bool GroupRank<Memory>::is_delivered(Message& message) {
 }
 
 template <class Memory>
-void GroupRank<Memory>::abort_for_copy(Message const& message) {
+void GroupRank<Memory>::give_up_on_copy(Message& message) {
     group_.abort(
         reason_of_delay(
             {message.peer},
@@ -227,6 +238,10 @@ void GroupRank<Memory>::abort_for_copy(Message const& message) {
         ),
         this->rank()
     );
+    if (!message.is_send) {
+        storage_->memory().keep_arena(message.buffer.data);
+    }
+    message.pending = nullptr;
 }
 
 template <class Memory>

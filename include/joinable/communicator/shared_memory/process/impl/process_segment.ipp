@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <joinable/communicator/detail/shared_mapping.hpp>
+#include <joinable/communicator/shared_memory/board/system.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>

@@ -40,8 +40,10 @@ JOINABLE_DEFINITION Socket listen_at(std::string const& address, std::uint16_t p
         error = found.first() == nullptr ? found.error() : error;
         for (auto const* at = found.first(); at != nullptr; at = at->ai_next) {
             Socket socket{open_socket(*at)};
-            socket.set(SOL_SOCKET, SO_REUSEADDR, 1);
-            if (at->ai_family == AF_INET6) {
+            if (socket.is_open()) { // else the error is the one that open_socket() met
+                socket.set(SOL_SOCKET, SO_REUSEADDR, 1);
+            }
+            if (socket.is_open() && at->ai_family == AF_INET6) {
                 socket.set(IPPROTO_IPV6, IPV6_V6ONLY, 0);
             }
             if (socket.is_open() && ::bind(socket.handle(), at->ai_addr, at->ai_addrlen) == 0 &&

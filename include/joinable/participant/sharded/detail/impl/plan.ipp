@@ -113,27 +113,7 @@ JOINABLE_DEFINITION void check_layouts(ShardGroup const& group) {
             if (piece.begin != 0) {
                 continue; // the owner of its first element looks
             }
-            AnyView const& given = group.layouts[piece.parameter];
-            AnyView const value = group.parameters[piece.parameter].value();
-            if (is_like(value, given) && value.strides() == given.strides()) {
-                continue; // as nearly always: as dense as it was, without a look at its dimensions
-            }
-            AnyView const now = OptimizerShard::place_of(value, nullptr);
-            if (!is_like(now, given) || !has_same_steps(now, given)) {
-                throw ContractViolation{concat(
-                    describe_parameter(group.parameters, piece.parameter),
-                    " is ",
-                    to_text(now),
-                    " with strides ",
-                    to_text(now.strides()),
-                    " now, but was ",
-                    to_text(given),
-                    " with strides ",
-                    to_text(given.strides()),
-                    " when it was given, and the optimizer keeps its elements in that order; give the value "
-                    "that layout on every rank, or make a new optimizer"
-                )};
-            }
+            check_layout(group.parameters, piece.parameter, group.layouts[piece.parameter]);
         }
     }
 }

@@ -12,6 +12,30 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+JOINABLE_DEFINITION void
+check_layout(ParameterList const& parameters, std::size_t i, AnyView const& given) {
+    AnyView const value = parameters[i].value();
+    if (is_like(value, given) && value.strides() == given.strides()) {
+        return; // as nearly always: as dense as it was, without a look at its dimensions
+    }
+    AnyView const now = OptimizerShard::place_of(value, nullptr);
+    if (!is_like(now, given) || !has_same_steps(now, given)) {
+        throw ContractViolation{concat(
+            describe_parameter(parameters, i),
+            " is ",
+            to_text(now),
+            " with strides ",
+            to_text(now.strides()),
+            " now, but was ",
+            to_text(given),
+            " with strides ",
+            to_text(given.strides()),
+            " when it was given, and the optimizer keeps its elements in that order; give the value "
+            "that layout on every rank, or make a new optimizer"
+        )};
+    }
+}
+
 JOINABLE_DEFINITION ValueStore::ValueStore(
     ParameterList const& parameters,
     std::span<OptimizerShard const> shards,
@@ -81,6 +105,9 @@ ValueStore::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
                 describe_parameter(whole_, i),
                 " is sharded and not there; call reload() on every rank while what use_all() returned lives"
             )};
+        }
+        if (parts_[i].value) {
+            check_layout(whole_, i, parts_[i].value);
         }
     }
     for (std::size_t k = 0; k < shards.size(); ++k) {

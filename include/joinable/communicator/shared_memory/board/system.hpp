@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 
 #if defined(__linux__)
@@ -16,9 +17,9 @@
 #endif
 
 /// @file
-/// Lets a thread sleep until a word changes, even one that other processes write. Besides
-/// config.hpp, which must not include system headers, this is the only header that differs between
-/// systems.
+/// What thread ranks ask the system for: to sleep until a word changes, even one that other processes
+/// write, and the size of a page. Besides config.hpp, which must not include system headers, this is the
+/// only header of thread ranks that differs between systems.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -47,7 +48,13 @@ inline void futex_wake_all(FutexWord& word) noexcept {
     syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-#else
+/// The bytes of a page, by which the system takes memory back. Some systems have pages of 64 KiB.
+[[nodiscard]] inline std::size_t page_size() noexcept {
+    static auto const bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return bytes;
+}
+
+#else // no system calls: a wait looks again and again
 
 inline void
 futex_wait(FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end) {
@@ -56,6 +63,10 @@ futex_wait(FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_
     }
 }
 inline void futex_wake_all(FutexWord&) noexcept {}
+
+[[nodiscard]] inline std::size_t page_size() noexcept {
+    return std::size_t{64} << 10U; // as large as any page that is known here
+}
 
 #endif
 

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+#include <joinable/communicator/work.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+/// @file
+/// Sums of what lies in several places, one after another: a reducer need not copy gradients into a bucket.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// One of the places, and where it ends in the whole.
+struct BufferPiece {
+    std::uint64_t at; ///< its address; in the hands of a collective, its place as all ranks find it
+    std::size_t end;  ///< the bytes of this piece and of all before it
+
+    [[nodiscard]] static BufferPiece of(void const* data, std::size_t end) noexcept {
+        return {reinterpret_cast<std::uintptr_t>(data), end};
+    }
+    [[nodiscard]] void* data() const noexcept {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): it was one
+        return reinterpret_cast<void*>(static_cast<std::uintptr_t>(at));
+    }
+};
+
+/// Like a Buffer, in pieces of whole elements, of which none is empty. Owns neither them nor the list.
+struct BufferPieces {
+    BufferPiece* list = nullptr;
+    std::size_t number = 0; ///< of pieces; 0: none
+    DType dtype = DType::f32;
+
+    [[nodiscard]] std::size_t count() const noexcept {
+        return list[number - 1].end / size_of(dtype);
+    }
+    /// The one that has the byte `offset` of the whole. Logarithmic in the pieces.
+    [[nodiscard]] BufferPiece const& at(std::size_t offset) const noexcept {
+        std::size_t first = 0;
+        for (std::size_t left = number; left > 1;) {
+            std::size_t const half = left / 2;
+            bool const is_behind = list[first + half - 1].end <= offset;
+            first += is_behind ? half : 0;
+            left = is_behind ? left - half : half;
+        }
+        return list[first];
+    }
+};
+
+/// | expression                        | result | meaning                                                                   |
+/// |-----------------------------------|--------|---------------------------------------------------------------------------|
+/// | `comm.is_in_reach(buffer)`        | bool   | local: whether a piece may lie there                                      |
+/// | `comm.sum_pieces(pieces, factor)` | Work   | on the other ranks all_reduce() with a factor, or this; owns the list,    |
+/// |                                   |        | not its memory, until the work has ended                                  |
+template <class C>
+concept has_sum_of_pieces =
+    requires(C& comm, ConstBuffer memory, BufferPieces const& buffer, double factor) {
+        { comm.is_in_reach(memory) } -> std::same_as<bool>;
+        { comm.sum_pieces(buffer, factor) } -> Work;
+    };
+
+}}} // namespace joinable::v0::detail

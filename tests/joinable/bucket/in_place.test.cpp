@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: BSL-1.0
+// Gradients that are averaged where they lie, because the ranks reach each other's memory.
+#include <joinable/bucket/reducer.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/linear_model.hpp>
+#include <support/numbers.hpp>
+#include <support/process_ranks.hpp>
+#include <support/ranks.hpp>
+#include <support/strided_param.hpp>
+#include <support/wait_until.hpp>
+
+#include <joinable/communicator/make_arena.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/join/guard.hpp>
+#include <joinable/participant/data_parallel.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::Reducer;
+using joinable::ThreadCommunicator;
+
+/// The mean over ranks 0, 1, ... of rank + 1.
+float mean_of(int ranks) {
+    return 0.5F * static_cast<float>(ranks + 1);
+}
+
+void fill(Param<float>& param, float number) {
+    for (std::size_t i = 0; i < param.value.size(); ++i) {
+        param.g(i) = number;
+    }
+}
+bool is_filled(joinable::AnyView const& view, float number) {
+    for (double const element : read(view)) {
+        if (element != static_cast<double>(number)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/// An iteration in which every gradient of this rank has this number.
+template <class SomeReducer>
+void average(SomeReducer& reducer, std::vector<Param<float>>& params, double factor, float number) {
+    reducer.prepare_for_backward(factor);
+    for (std::size_t i = params.size(); i-- > 0;) {
+        fill(params[i], number);
+        reducer.mark_ready(i);
+    }
+    reducer.finalize_backward();
+}
+
+TEST_CASE("gradients of thread ranks are averaged where they lie, and never copied into the bucket"
+) {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        auto params = make_params<float>({5, 3000, 1, 70'000});
+        Reducer reducer{comm, joinable::parameters(params), {.bucket_cap_bytes = 100'000}};
+        for (int round = 0; round < 3; ++round) {
+            average(reducer, params, 1.0 / comm.size(), static_cast<float>(comm.rank() + 1));
+            for (Param<float> const& param : params) {
+                CHECK(param.grad.data() == param.storage.data());
+                CHECK(doctest::Approx(param.g(0)) == mean_of(comm.size()));
+                CHECK(is_filled(param.grad, param.g(0)));
+            }
+            for (joinable::Bucket const& bucket : reducer.buckets()) {
+                for (joinable::AnyView const& view : bucket.views) {
+                    CHECK(is_filled(view, 0.0F)); // as the arena was
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE(
+    "a gradient that is missing, or has gaps, goes through the bucket beside others that do not"
+) {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        constexpr auto f32 = joinable::DType::f32;
+        std::vector<StridedParam> params;
+        std::vector<std::vector<float>> memory(4, std::vector<float>(2000, -1.0F));
+        for (std::size_t i = 0; i < memory.size(); ++i) {
+            bool const has_gaps = i == 1 && comm.rank() == 0; // after each row
+            joinable::Shape const strides{has_gaps ? 40U : 20U, 1};
+            StridedParam& param = params.emplace_back(StridedParam{
+                {OwnedTensor{f32, {30, 20}, {20, 1}}, OwnedTensor{f32, {30, 20}, {20, 1}}, {}}
+            });
+            param.grad = joinable::AnyView{memory[i].data(), f32, {30, 20}, strides};
+        }
+        Reducer reducer{comm, joinable::parameters(params)};
+        for (int round = 0; round < 2; ++round) {
+            bool const lacks = comm.rank() == 1 && round == 0;
+            if (lacks) {
+                params[2].grad = {};
+            }
+            reducer.prepare_for_backward(1.0);
+            for (std::size_t i = params.size(); i-- > 0;) {
+                if (params[i].grad) {
+                    write(params[i].grad, Numbers(600, comm.rank() + 1.0));
+                }
+                reducer.mark_ready(i);
+            }
+            reducer.finalize_backward();
+            int const size = comm.size();
+            float const sum = mean_of(size) * static_cast<float>(size);
+            for (std::size_t i = 0; i < params.size(); ++i) {
+                float const missing = i == 2 && round == 0 && size > 1 ? 2.0F : 0.0F;
+                CHECK(is_filled(params[i].grad, sum - missing));
+            }
+            CHECK(memory[1][20] == (comm.rank() == 0 ? -1.0F : sum)); // the gap is left alone
+        }
+    });
+}
+
+TEST_CASE(
+    "a gradient that gets other memory while it is averaged in place is named, and nothing is lost silently"
+) {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        auto params = make_params<float>({4, 4});
+        Reducer reducer{comm, joinable::parameters(params)};
+        std::vector<float> other(4);
+        reducer.prepare_for_backward(1.0);
+        reducer.mark_ready(1);
+        reducer.mark_ready(0);
+        params[0].grad = joinable::AnyView{other};
+        CHECK_THROWS_WITH_AS(
+            reducer.finalize_backward(),
+            doctest::Contains("parameter 0 on rank"),
+            joinable::ContractViolation
+        );
+    });
+}
+
+TEST_CASE("two gradients that share memory on a rank are an error on all, never a wrong average") {
+    for (std::size_t const shift : {0U, 3U, 4U}) {
+        run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {
+            constexpr auto f32 = joinable::DType::f32;
+            std::vector<float> both(8);
+            auto params = make_params<float>({4, 4, 4});
+            joinable::DistributedDataParallel ddp{
+                comm, joinable::parameters(params), {.bucket_cap_bytes = 4, .find_unused = true}
+            };
+            auto const average = [&](std::vector<std::size_t> const& unused = {}) {
+                ddp.forward([] {});
+                ddp.backward(
+                    [&](auto const& ready) {
+                        for (std::size_t i = params.size(); i-- > 0;) {
+                            if (std::find(unused.begin(), unused.end(), i) == unused.end()) {
+                                fill(params[i], 1.0F);
+                                ready(i);
+                            }
+                        }
+                    },
+                    unused
+                );
+            };
+            average(); // each has its own
+            bool const is_sharing = comm.rank() == comm.size() - 1;
+            if (is_sharing) { // one after another; each alone is right
+                params[0].grad = joinable::AnyView{both.data(), f32, {4}, {1}};
+                average({1});
+                params[1].grad = joinable::AnyView{both.data() + shift, f32, {4}, {1}};
+                average({0});
+            } else {
+                average();
+                average();
+            }
+            if (shift == 4) { // apart
+                average();
+                CHECK(is_filled(params[0].grad, 1.0F));
+                return;
+            }
+            std::string text;
+            try {
+                average();
+            } catch (std::exception const& error) {
+                text = error.what();
+            }
+            CAPTURE(text);
+            // Outside a guard the others may hear of it when this rank leaves.
+            bool const has_left = !is_sharing && text.find(" left") != std::string::npos;
+            CHECK((has_left || text.find("share memory, so they would be") != std::string::npos));
+        });
+    }
+}
+
+/// A reduction of a user, who knows of buckets only.
+struct Halved : joinable::AllReduce {
+    template <class Comm>
+    [[nodiscard]] static bool scales(Comm&) noexcept {
+        return true;
+    }
+    template <class Comm>
+    [[nodiscard]] static joinable::work_of<Comm>
+    start(Comm& comm, joinable::BucketRun const& run, double factor, bool) {
+        auto* const numbers = static_cast<float*>(run.buffer.data);
+        for (std::size_t i = 0; i < run.buffer.count; ++i) {
+            numbers[i] *= static_cast<float>(factor / 2);
+        }
+        return comm.all_reduce(run.buffer, joinable::ReduceOp::sum);
+    }
+};
+
+TEST_CASE("a reduction that is derived from AllReduce finds gradients in its buckets") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        auto params = make_params<float>({4, 4});
+        Reducer<ThreadCommunicator, Halved> reducer{comm, joinable::parameters(params)};
+        average(reducer, params, 1.0, 2.0F);
+        CHECK(is_filled(params[0].grad, static_cast<float>(comm.size())));
+    });
+}
+
+TEST_CASE("gradients that all ranks reach go through buckets where these are out of reach") {
+    struct Reach {
+        bool has_buckets;
+        std::vector<Param<float>> params;
+    };
+    for (bool const are_buckets_in_reach : {false, true}) {
+        Reach reach{are_buckets_in_reach, make_params<float>({100, 100})};
+        auto& params = reach.params;
+        auto const gradients = joinable::detail::gradients_in_buckets(
+            joinable::parameters(params), {}, 0, joinable::detail::BufferMemory{}
+        );
+        gradients->leave_in_place({&reach, [](void const* asked, joinable::ConstBuffer memory) {
+                                       auto const& [has_buckets, own] =
+                                           *static_cast<Reach const*>(asked);
+                                       return has_buckets || memory.data == own[0].storage.data() ||
+                                              memory.data == own[1].storage.data();
+                                   }});
+        gradients->begin(false);
+        for (std::size_t i : {1U, 0U}) {
+            fill(params[i], 3.0F);
+            gradients->pack(i, 1.0);
+        }
+        CHECK(gradients->pieces_of(0, 0, 2).number == (are_buckets_in_reach ? 2 : 0));
+        CHECK(is_filled(gradients->buckets()[0].views[0], are_buckets_in_reach ? 0.0F : 3.0F));
+    }
+}
+
+TEST_CASE(
+    "gradients of process ranks in an arena are averaged where they lie, and others beside them in buckets"
+) {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
+        constexpr std::size_t numel = 50'000;
+        joinable::Arena const arena = joinable::make_arena(comm, 2 * numel * sizeof(float));
+        auto params = make_params<float>({numel, numel, numel});
+        for (std::size_t i : {0U, 1U}) { // the third lies on the heap
+            auto* const place = reinterpret_cast<float*>(arena.data()) + i * numel;
+            params[i].grad = joinable::AnyView{place, joinable::DType::f32, {numel}, {1}};
+        }
+        bool const reaches_all =
+            std::same_as<std::remove_cvref_t<decltype(comm)>, ThreadCommunicator>;
+        Reducer reducer{comm, joinable::parameters(params), {.rebuild_buckets = false}};
+        for (int round = 0; round < 3; ++round) {
+            average(reducer, params, 1.0 / comm.size(), static_cast<float>(comm.rank() + 1));
+            for (std::size_t i = 0; i < params.size(); ++i) {
+                CHECK(doctest::Approx(params[i].g(0)) == mean_of(comm.size()));
+                CHECK(is_filled(params[i].grad, params[i].g(0)));
+                bool const is_in_bucket = i == 2 && !reaches_all;
+                for (joinable::Bucket const& bucket : reducer.buckets()) {
+                    for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+                        if (bucket.parameters[k] == i) {
+                            CHECK(is_filled(bucket.views[k], is_in_bucket ? params[i].g(0) : 0.0F));
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// A model of three buckets, whose rank 1 throws in the second pass after some gradients. The gradients are freed when
+/// the pass has thrown: address sanitizer would find a rank that still uses them.
+struct FailingTraining {
+    int failing;   ///< this many gradients are not ready then
+    bool are_late; ///< the others come to the second pass after that
+    std::atomic<bool>& has_thrown;
+    std::vector<Param<float>> params = make_params<float>({200'000, 200'000, 200'000});
+
+    [[nodiscard]] static joinable::DataParallelOptions options() {
+        return {.bucket_cap_bytes = 4, .rebuild_buckets = false};
+    }
+    void run(ThreadCommunicator& comm, joinable::DistributedDataParallel<ThreadCommunicator>& ddp) {
+        for (int round = 0; round < 2; ++round) {
+            std::vector<std::vector<float>> own(params.size());
+            for (std::size_t i = 0; i < params.size(); ++i) {
+                own[i].resize(params[i].value.size());
+                params[i].grad = joinable::AnyView{own[i]};
+            }
+            ddp.forward([] {});
+            if (round == 1 && comm.rank() != 1 && are_late) {
+                wait_until([&] { return has_thrown.load(); });
+            }
+            ddp.backward([&](auto const& ready) {
+                for (std::size_t i = params.size(); i-- > 0;) {
+                    if (round == 1 && comm.rank() == 1 && static_cast<int>(i) == failing) {
+                        throw std::runtime_error{"the engine failed"};
+                    }
+                    fill(params[i], 1.0F);
+                    ready(i);
+                }
+            });
+        }
+    }
+    /// Its exception is handled, or that of another rank.
+    [[nodiscard]] std::string
+    text_of(ThreadCommunicator& comm, joinable::DistributedDataParallel<ThreadCommunicator>& ddp) {
+        std::string text;
+        try {
+            run(comm, ddp);
+        } catch (std::exception const& error) {
+            text = error.what();
+        }
+        drop_gradients(params);
+        has_thrown = has_thrown || comm.rank() == 1;
+        return text;
+    }
+};
+
+TEST_CASE("when a pass has thrown no rank uses the gradients of another one, and all know why") {
+    for (bool const are_late : {false, true}) {
+        for (int failing = 0; failing < 2; ++failing) { // a bucket has left
+            for (int const size : {2, 3, 4, 8}) {
+                std::atomic<bool> has_thrown{false};
+                run_ranks({size}, [&](ThreadCommunicator& comm) {
+                    FailingTraining training{failing, are_late, has_thrown};
+                    joinable::DistributedDataParallel ddp{
+                        comm, joinable::parameters(training.params), training.options()
+                    };
+                    std::string const text = training.text_of(comm, ddp);
+                    CAPTURE(text);
+                    // Where all ranks have come to what has left, it is right, and nobody need be told yet.
+                    bool const is_told = are_late || text.find("rank 1 left") == std::string::npos;
+                    CHECK(
+                        text.find(is_told ? "the engine failed" : "rank 1 left") !=
+                        std::string::npos
+                    );
+                    if (comm.rank() == 1 && are_late) {
+                        CHECK_THROWS_WITH_AS(
+                            ddp.mark_ready(0),
+                            doctest::Contains("cannot be finished"),
+                            joinable::ContractViolation
+                        );
+                    }
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE("a guard that a pass has ended tells its program, which has handled the exception") {
+    for (bool const goes_on : {false, true}) {
+        for (int const size : {2, 3, 4, 8}) {
+            std::atomic<bool> has_thrown{false};
+            run_ranks({size}, [&](ThreadCommunicator& comm) {
+                FailingTraining training{0, true, has_thrown};
+                joinable::DistributedDataParallel ddp{
+                    comm, joinable::parameters(training.params), training.options()
+                };
+                std::string text;
+                try {
+                    joinable::Join join{joinable::participants(ddp)};
+                    if (comm.rank() == 1) {
+                        CHECK(training.text_of(comm, ddp) == "the engine failed");
+                    } else {
+                        training.run(comm, ddp);
+                    }
+                    if (goes_on) {
+                        join.finish();
+                    }
+                } catch (joinable::PeerFailed const& error) {
+                    text = error.what();
+                    CHECK(error.rank() == 1);
+                }
+                CAPTURE(text);
+                CHECK(text.find("the engine failed") != std::string::npos);
+            });
+        }
+    }
+}
+
+} // namespace

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: BSL-1.0
+// Sums of what lies in several places, against closed forms.
+#include <joinable/communicator/pieces.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/process_ranks.hpp>
+#include <support/ranks.hpp>
+#include <support/shared.hpp>
+#include <support/volume.hpp>
+
+#include <joinable/communicator/any/communicator.hpp>
+#include <joinable/communicator/make_arena.hpp>
+#include <joinable/communicator/progress_thread.hpp>
+#include <joinable/communicator/shared_memory/process.hpp>
+#include <joinable/device/arena.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::AnyCommunicator;
+using joinable::Buffer;
+using joinable::ProcessCommunicator;
+using joinable::ReduceOp;
+using joinable::ThreadCommunicator;
+using joinable::detail::BufferPiece;
+using joinable::detail::BufferPieces;
+
+static_assert(joinable::detail::has_sum_of_pieces<ThreadCommunicator>);
+static_assert(joinable::detail::has_sum_of_pieces<ProcessCommunicator>);
+static_assert(joinable::detail::has_sum_of_pieces<AnyCommunicator>);
+
+/// Exact in every dtype of floating point, also times a factor and summed over eight ranks.
+float number(int rank, std::size_t i) {
+    return static_cast<float>(static_cast<int>(i % 7) - 3 + rank);
+}
+double factor_of(int rank) {
+    return rank % 2 == 0 ? 0.5 : 2.0;
+}
+float sum_of(int ranks, std::size_t i) {
+    float sum = 0.0F;
+    for (int rank = 0; rank < ranks; ++rank) {
+        sum += static_cast<float>(factor_of(rank)) * number(rank, i);
+    }
+    return sum;
+}
+
+/// `count` elements of a rank in an arena, in pieces of 1, 2, 3, ... times `step` elements with gaps between them.
+template <class T>
+class Pieces {
+public:
+    template <class Comm>
+    Pieces(Comm& comm, std::size_t count, std::size_t step) : rank_{comm.rank()} {
+        std::size_t size = 0;
+        for (std::size_t at = 0, length = step; at < count; at += length, length += step) {
+            size += gap + length;
+        }
+        arena_ = joinable::make_arena(comm, size * sizeof(T));
+        auto* place = reinterpret_cast<T*>(arena_.data());
+        for (std::size_t at = 0, length = step; at < count; length += step) {
+            std::span<T> const piece{place + gap, (std::min)(length, count - at)};
+            for (T& element : piece) {
+                element = T{number(rank_, at++)};
+            }
+            places_.push_back(piece);
+            place += gap + length;
+        }
+        list_.reserve(places_.size());
+    }
+    /// A new list of them.
+    [[nodiscard]] BufferPieces buffer() {
+        list_.clear();
+        std::size_t end = 0;
+        for (std::span<T> const place : places_) {
+            end += place.size_bytes();
+            list_.push_back(BufferPiece::of(place.data(), end));
+        }
+        return {list_.data(), list_.size(), joinable::dtype_of<T>};
+    }
+    [[nodiscard]] Buffer first() const {
+        return {places_[0].data(), places_[0].size(), joinable::dtype_of<T>};
+    }
+    void check_sums(int ranks) const {
+        check([&](std::size_t i) { return sum_of(ranks, i); });
+    }
+    void check_unchanged() const {
+        check([&](std::size_t i) { return number(rank_, i); });
+    }
+
+private:
+    static constexpr std::size_t gap = 3;
+
+    template <class F>
+    void check(F const& expected) const {
+        std::size_t at = 0;
+        std::size_t wrong = 0;
+        for (std::span<T> const place : places_) {
+            for (T const sum : place) {
+                wrong += static_cast<float>(sum) == expected(at++) ? 0U : 1U;
+            }
+        }
+        auto const* const all = reinterpret_cast<T const*>(arena_.data());
+        for (std::size_t k = 0; k < gap; ++k) {
+            wrong += static_cast<float>(all[k]) == 0.0F ? 0U : 1U;
+        }
+        CHECK(wrong == 0);
+    }
+
+    int rank_;
+    joinable::Arena arena_;
+    std::vector<std::span<T>> places_;
+    std::vector<BufferPiece> list_;
+};
+
+/// Every third rank has one buffer, and the others cut theirs differently.
+template <class T, class Comm>
+void check_rank(Comm& comm) {
+    int const rank = comm.rank();
+    for (std::size_t const count : {1U, 500U, 100'000U}) {
+        for (std::size_t const step : {1U, 1000U}) {
+            bool const is_whole = rank % 3 == 2;
+            Pieces<T> mine{comm, count, is_whole ? count : step + static_cast<std::size_t>(rank)};
+            if (is_whole) {
+                comm.all_reduce(mine.first(), ReduceOp::sum, factor_of(rank)).wait();
+            } else {
+                comm.sum_pieces(mine.buffer(), factor_of(rank)).wait();
+            }
+            mine.check_sums(comm.size());
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE(
+    "a sum in pieces is right however each rank's are cut, and beside ranks with one buffer",
+    T,
+    float,
+    double,
+    joinable::Half
+) {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) { check_rank<T>(comm); });
+}
+
+TEST_CASE("pieces in arenas are summed with a rank whose buffer lies on its heap, slice by slice") {
+    run_process_ranks({2, 3, 4, 8}, [](ProcessCommunicator& comm) {
+        constexpr std::size_t count = 1'000'000;
+        if (comm.rank() == 1) {
+            std::vector<float> heap(count);
+            for (std::size_t i = 0; i < count; ++i) {
+                heap[i] = number(1, i);
+            }
+            CHECK_FALSE(comm.is_in_reach(Buffer{heap.data(), count}));
+            comm.all_reduce({heap.data(), count}, ReduceOp::sum, factor_of(1)).wait();
+            std::size_t wrong = 0;
+            for (std::size_t i = 0; i < count; ++i) {
+                wrong += heap[i] == sum_of(comm.size(), i) ? 0U : 1U;
+            }
+            CHECK(wrong == 0);
+        } else {
+            Pieces<float> mine{comm, count, 100 + static_cast<std::size_t>(comm.rank())};
+            CHECK(comm.is_in_reach(mine.first()));
+            comm.sum_pieces(mine.buffer(), factor_of(comm.rank())).wait();
+            mine.check_sums(comm.size());
+        }
+    });
+}
+
+template <class Comm>
+void check_many(Comm& comm) {
+    joinable::ProgressThread const helper{comm};
+    std::vector<Pieces<float>> mine;
+    for (std::size_t k = 1; k <= 20; ++k) {
+        mine.emplace_back(comm, 1000 * k, 10 + k + static_cast<std::size_t>(comm.rank()));
+    }
+    std::vector<decltype(comm.sum_pieces(mine[0].buffer(), 1.0))> works;
+    for (Pieces<float>& one : mine) {
+        works.push_back(comm.sum_pieces(one.buffer(), factor_of(comm.rank())));
+    }
+    for (std::size_t k = works.size(); k-- > 0;) {
+        works[k].wait();
+        mine[k].check_sums(comm.size());
+    }
+}
+
+TEST_CASE("many sums in pieces are in flight, a thread computes for a rank, and any order is right"
+) {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) { check_many(comm); });
+}
+
+TEST_CASE("a communicator of any transport sums pieces if the transport does") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        AnyCommunicator any{comm};
+        check_rank<float>(any);
+        CHECK(any.is_in_reach(Buffer{}));
+    });
+    joinable::SelfCommunicator self;
+    CHECK_FALSE(AnyCommunicator{self}.is_in_reach(Buffer{}));
+}
+
+TEST_CASE("ranks that sum different amounts in pieces all throw Mismatch, and no data moves") {
+    auto const check = [](auto& comm) {
+        Pieces<float> mine{comm, comm.rank() == 1 ? 1001U : 1000U, 10};
+        CHECK_THROWS_AS(comm.sum_pieces(mine.buffer(), 1.0).wait(), joinable::Mismatch);
+        mine.check_unchanged();
+    };
+    run_ranks({2, 3, 4, 8}, [&](ThreadCommunicator& comm) { check(comm); });
+    run_process_ranks({2, 3, 4, 8}, [&](ProcessCommunicator& comm) { check(comm); });
+}
+
+TEST_CASE("a rank that is killed before or in a sum of pieces is named by all others") {
+    for (bool const arrives : {false, true}) {
+        for (int const size : groups_of_processes({2, 3, 4, 8})) {
+            Shared<std::atomic<int>> named;
+            auto const body = [&](ProcessCommunicator& comm) {
+                Pieces<float> mine{comm, 300'000, 1000};
+                if (comm.rank() == 1) {
+                    std::optional<joinable::ProcessWork> work;
+                    if (arrives) {
+                        work.emplace(comm.sum_pieces(mine.buffer(), 1.0));
+                    }
+                    std::raise(SIGKILL);
+                }
+                try { // others do the work of a rank that has arrived
+                    comm.sum_pieces(mine.buffer(), 1.0).wait();
+                    comm.barrier();
+                } catch (joinable::PeerFailed const& error) {
+                    *named += error.ranks() == std::vector{1} ? 1 : 0;
+                }
+            };
+            CHECK_THROWS_AS(run_process_ranks({size}, body), joinable::PeerFailed);
+            CHECK(*named == size - 1);
+        }
+    }
+}
+
+} // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// Prints what all-reduce algorithms take over many ranks on a virtual clock, and what the roll call of a guard
-// adds to each round.
+// Prints what all-reduce algorithms take over many ranks on a virtual clock, what the roll call of a guard adds to
+// each round, and what a round of sharded training takes and sends.
 //
 //   simulate [--alpha SECONDS] [--bandwidth BYTES_PER_SECOND] [--combine SECONDS_PER_BYTE] [--most MESSAGES]
 //
@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include <simulator/sharded.hpp>
 #include <simulator/table.hpp>
 
 namespace {
@@ -83,6 +84,55 @@ void print_roll_calls(std::vector<int> const& all_ranks, joinable::MessageCosts 
     std::printf("gradients: the formula of the cheapest all-reduce of %zu bytes\n", gradients);
 }
 
+/// Rounds of a model of 1 GiB whose forward pass takes a unit 40 ms.
+void print_sharded(
+    std::vector<int> const& all_ranks, joinable::MessageCosts const& costs, double most
+) {
+    constexpr std::size_t unit_bytes = std::size_t{1} << 25U;
+    constexpr UnitModel model{32, 0.04, 0.08};
+    constexpr double parameters = static_cast<double>(unit_bytes) * model.units;
+    struct Case {
+        char const* name;
+        Sharding sharding;
+        bool prefetch;
+    };
+    constexpr Case cases[] = {
+        {"nothing", Sharding::none, false},
+        {"optimizer", Sharding::optimizer, false},
+        {"gradients", Sharding::gradients, false},
+        {"parameters", Sharding::parameters, false},
+        {"parameters, prefetched", Sharding::parameters, true},
+    };
+    std::printf(
+        "\na round of 1 GiB in %zu units, of which the passes are %.2f s; a rank sends so many times the parameters:\n"
+        "%-24s %8s %12s %12s %8s\n",
+        model.units,
+        static_cast<double>(model.units) * (model.forward_seconds + model.backward_seconds),
+        "divided",
+        "ranks",
+        "seconds",
+        "exposed",
+        "bytes"
+    );
+    for (int const ranks : all_ranks) {
+        bool const is_simulated = 3.0 * ranks * ranks <= most;
+        RingCosts const ring = is_simulated ? simulate_ring(ranks, unit_bytes, costs)
+                                            : ring_formulas(ranks, unit_bytes, costs);
+        for (Case const& one : cases) {
+            ShardedRound const round = sharded_round(one.sharding, model, ring, one.prefetch);
+            std::printf(
+                "%-24s %8d %12.6g %12.6g %8.4f%s\n",
+                one.name,
+                ranks,
+                round.seconds,
+                round.exposed,
+                round.bytes / parameters,
+                is_simulated ? "" : "  by the formulas"
+            );
+        }
+    }
+}
+
 } // namespace
 
 int main(int count, char** arguments) {
@@ -110,4 +160,5 @@ int main(int count, char** arguments) {
     std::vector<int> const all_ranks{16, 100, 1000, 10'000, 100'000};
     print(make_table(all_ranks, {roll_call_bytes, 1U << 20U, 100'000'000}, costs, most));
     print_roll_calls(all_ranks, costs);
+    print_sharded({16, 256, 4096, 65'536}, costs, most);
 }

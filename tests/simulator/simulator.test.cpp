@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 #include <simulator/plans.hpp>
+#include <simulator/sharded.hpp>
 #include <simulator/table.hpp>
 
 namespace {
@@ -150,6 +151,58 @@ TEST_CASE("what the program prints of many ranks agrees with the formulas") {
         arrival_seconds(1024, network) <=
         10 * (round + network.message(144) + network.combination(144))
     );
+}
+
+TEST_CASE("collectives of a sharded training take and send along a ring what their formulas say") {
+    for (MessageCosts const& costs : {network, slow_cores}) {
+        for (int const ranks : {1, 2, 3, 4, 8, 15, 16, 64, 100}) {
+            std::size_t const bytes = static_cast<std::size_t>(ranks) * 1000;
+            RingCosts const simulated = simulate_ring(ranks, bytes, costs);
+            RingCosts const formula = ring_formulas(ranks, bytes, costs);
+            for (auto const one :
+                 {&RingCosts::all_reduce, &RingCosts::all_gather, &RingCosts::reduce_scatter}) {
+                CHECK((simulated.*one).seconds == doctest::Approx((formula.*one).seconds));
+                CHECK((simulated.*one).bytes == doctest::Approx((formula.*one).bytes));
+            }
+        }
+    }
+}
+
+TEST_CASE(
+    "a rank sends 2, 2 and 3 times the parameters, as ZeRO says, and prefetching hides what fits"
+) {
+    UnitModel const model{8, 0.01, 0.02};
+    std::size_t const unit = 1U << 20U; // 1 ms, 2 ms both ways
+    double const passes = 8 * 0.03;
+    for (int const ranks : {1, 2, 4, 64, 256}) {
+        RingCosts const ring = simulate_ring(ranks, unit, network);
+        double const share = (ranks - 1.0) / ranks * 8 * static_cast<double>(unit);
+        auto const round = [&](Sharding sharding, bool prefetch = false) {
+            return sharded_round(sharding, model, ring, prefetch);
+        };
+        CHECK(round(Sharding::none).bytes == doctest::Approx(2 * share));
+        CHECK(round(Sharding::gradients).bytes == doctest::Approx(2 * share));
+        CHECK(round(Sharding::parameters).bytes == doctest::Approx(3 * share));
+        CHECK(
+            round(Sharding::optimizer).bytes == doctest::Approx(3 * share)
+        ); // all ranks get averages, and values
+        // The last average leaves when nothing is left to compute; the others fit.
+        CHECK(round(Sharding::none).seconds == doctest::Approx(passes + ring.all_reduce.seconds));
+        CHECK(
+            round(Sharding::gradients).seconds ==
+            doctest::Approx(passes + ring.reduce_scatter.seconds + 8 * ring.all_gather.seconds)
+        );
+        // The first unit of each pass waits for its values, and without prefetching each.
+        ShardedRound const ahead = round(Sharding::parameters, true);
+        double const first_and_last = 2 * ring.all_gather.seconds + ring.reduce_scatter.seconds;
+        CHECK(ahead.seconds == doctest::Approx(passes + first_and_last));
+        CHECK(ahead.exposed == doctest::Approx(first_and_last));
+        // In the backward pass, those of a unit wait for the average of the unit before.
+        CHECK(
+            round(Sharding::parameters).seconds ==
+            doctest::Approx(passes + 16 * ring.all_gather.seconds + 8 * ring.reduce_scatter.seconds)
+        );
+    }
 }
 
 } // namespace

@@ -61,7 +61,8 @@ static double time_of(float* data, size_t bytes, int is_fresh, double budget) {
 }
 
 int main(int argc, char** argv) {
-    static size_t const sizes[] = {8, 1 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20};
+    char const* const given = getenv("SIZES"); // in bytes
+    char const* next = given != NULL ? given : "8 1024 65536 1048576 26214400 104857600";
     char const* const text = getenv("BUDGET");
     double const budget = text != NULL ? atof(text) : 0.1;
     int rank;
@@ -69,8 +70,11 @@ int main(int argc, char** argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; ++k) {
-        size_t const bytes = sizes[k];
+    for (char* end; *next != '\0'; next = end) {
+        size_t const bytes = strtoul(next, &end, 10);
+        if (end == next) {
+            break;
+        }
         float* const data = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
         for (size_t i = 0; i < bytes / sizeof(float); ++i) {
             data[i] = (float)(rank + 1);

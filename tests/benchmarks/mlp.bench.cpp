@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// An iteration of a perceptron over two ranks, one core each: alone, averaged by DistributedDataParallel, alone
-// with one flat all-reduce of as many gradients after it, and that all-reduce alone. mlp.sh runs this beside PyTorch; each line of the output is
+// An iteration of a perceptron over two ranks, one core each: alone, averaged by DistributedDataParallel (gradients on the
+// heap, in the buckets, in an arena), alone with one flat all-reduce of as many gradients after it, and that all-reduce alone. mlp.sh runs this beside PyTorch; each line of the output is
 // "<name> <model> <what> <microseconds>", the median on rank 0 of one block of iterations.
 #include <algorithm>
 #include <chrono>
@@ -72,6 +72,16 @@ public:
             numel += weights.value.size();
         }
         return numel;
+    }
+
+    /// Moves the gradients to this memory, one after another.
+    void put_gradients(std::byte* memory) {
+        auto* place = reinterpret_cast<float*>(memory);
+        for (Weights& weights : parameters_) {
+            std::span<float> const gradient{place, weights.value.size()};
+            weights.grad = joinable::AnyView{gradient};
+            place += gradient.size();
+        }
     }
 
     void forward() {
@@ -238,10 +248,14 @@ void measure_rank(Comm& comm, std::string_view name, int blocks) {
         Perceptron alone{model.widths};
         Perceptron averaged{model.widths};
         Perceptron viewed{model.widths};
+        Perceptron shared{model.widths};
+        joinable::Arena const gradients = joinable::make_arena(comm, alone.numel() * sizeof(float));
+        shared.put_gradients(gradients.data());
         joinable::DistributedDataParallel ddp{comm, averaged.parameters()};
         joinable::DistributedDataParallel ddp_view{
             comm, viewed.parameters(), {.gradient_as_bucket_view = true}
         };
+        joinable::DistributedDataParallel ddp_arena{comm, shared.parameters()};
         joinable::Arena const arena = joinable::make_arena(comm, alone.numel() * sizeof(float));
         joinable::Buffer const flat{arena.data(), alone.numel(), joinable::DType::f32};
         auto const iterate = [](Perceptron& perceptron, auto& replica) {
@@ -262,12 +276,14 @@ void measure_rank(Comm& comm, std::string_view name, int blocks) {
                 iterate(averaged, ddp);
             } else if (what == "ddp_view") {
                 iterate(viewed, ddp_view);
+            } else if (what == "ddp_arena") {
+                iterate(shared, ddp_arena);
             } else {
                 comm.all_reduce(flat, joinable::ReduceOp::sum).wait();
             }
         };
         std::vector<std::string_view> order{
-            "local", "ddp", "ddp_view", "local_then_sum", "all_reduce"
+            "local", "ddp", "ddp_view", "ddp_arena", "local_then_sum", "all_reduce"
         };
         for (int block = -1; block < blocks; ++block) { // the first one warms up
             for (std::string_view const what : order) {

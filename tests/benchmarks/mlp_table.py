@@ -24,8 +24,10 @@ print("caches hold other things than gradients, so the flat sum is also taken th
 print("| ranks, model, gradients | local | iteration | / local | flat sum | exposed / it | exposed / it after a pass |")
 print("|---|---|---|---|---|---|---|")
 for name, model in rounds[0]:
-    for what, layout in (("ddp", "copies"), ("ddp_view", "views")):
-        times = [single[name, model] for single in rounds if (name, model) in single]
+    for what, layout in (("ddp", "on the heap"), ("ddp_view", "views"), ("ddp_arena", "in an arena")):
+        times = [single[name, model] for single in rounds if what in single.get((name, model), {})]
+        if not times:  # PyTorch has no arenas
+            continue
         columns = [
             [time["local"] for time in times],
             [time[what] for time in times],

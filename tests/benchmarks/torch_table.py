@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSL-1.0
 """Training with libtorch: bench_torch beside PyTorch's DistributedDataParallel and Join over Gloo.
 
-  python3 tests/benchmarks/torch_table.py PROGRAM [--ranks 2] [--rounds 5] [--iterations 30]
+  python3 tests/benchmarks/torch_table.py PROGRAM [--ranks 2] [--rounds 5] [--iterations 30] [--only WAY]
 
 Runs all, one after the other, several rounds, and prints a Markdown table: the median of milliseconds per
 iteration, and how much longer that is than one rank alone, which sends nothing. Needs PyTorch.
@@ -64,7 +64,11 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=30)
+    parser.add_argument("--only", choices=["pytorch", "pytorch_views"], help="prints one time, in microseconds")
     options = parser.parse_args()
+    if options.only:
+        print("iteration", 1e3 * pytorch(options, options.only == "pytorch_views"))
+        return
     ways = {
         "one rank alone, libtorch": lambda: joinable(options, "alone"),
         "joinable, thread ranks": lambda: joinable(options, "threads"),

@@ -3,13 +3,17 @@
 
 #include <joinable/join.hpp>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <unistd.h>
 
 #include "arguments.hpp"
 #include "data.hpp"
@@ -53,10 +57,46 @@ std::vector<Text> deal(Corpus const& corpus, Options const& options) {
     return texts;
 }
 
+/// Training takes long, and its results are written at its end. A file that is replaced needs a folder to write to.
+/// @throws InputError  a file of this name cannot be written.
+void require_writable(char const* option, std::string const& file, bool is_replaced = false) {
+    if (file.empty()) {
+        return;
+    }
+    auto const refuse = [&](std::string const& reason) {
+        throw InputError{std::string{option} + " " + file + ": " + reason};
+    };
+    std::string folder = std::filesystem::path{file}.parent_path().string();
+    folder = folder.empty() ? "." : folder;
+    std::error_code code;
+    auto const status = std::filesystem::status(folder, code);
+    if (status.type() == std::filesystem::file_type::none) {
+        refuse(folder + ": " + code.message());
+    }
+    if (!is_directory(status)) {
+        refuse(
+            exists(status) ? folder + " is no folder"
+                           : "there is no folder " + folder + "; make it, or give another one"
+        );
+    }
+    if (std::filesystem::is_directory(file, code)) {
+        refuse("is a folder; give the name of a file");
+    }
+    bool const writes_over = !is_replaced && std::filesystem::exists(file, code);
+    if (access(writes_over ? file.c_str() : folder.c_str(), W_OK) != 0) {
+        refuse("cannot be written: " + std::generic_category().message(errno));
+    }
+}
+
 /// Reads, trains and reports. If a launcher started the ranks, only rank 0's process prints.
 int train_and_report(Options const& options, TrainRanks const& train, int rank) {
     require_savable(options.save, options.sharding != Sharding::none);
     bool const prints = rank <= 0;
+    if (prints) { // rank 0 writes these files
+        require_writable("--picture", options.picture);
+        require_writable("--trace", options.trace);
+        require_writable("--checkpoint", options.save.file, true);
+    }
     Corpus const corpus{options.paths, options.limit_bytes};
     std::vector<Text> const texts = deal(corpus, options);
     if (prints) {

@@ -29,15 +29,17 @@ struct Sizes {
 
 inline void print_ranks(std::vector<Text> const& texts, std::vector<Findings> const& findings) {
     std::printf(
-        "\nrank      bytes    own rounds    shadow rounds    parameter bytes    optimizer bytes\n"
+        "\nrank      bytes    rounds trained    rounds shadowed    time waited    parameter bytes    "
+        "optimizer bytes\n"
     );
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
         std::printf(
-            "%4zu %10zu %13zu %16zu %18zu %18zu\n",
+            "%4zu %10zu %17zu %18zu %12.3f s %18zu %18zu\n",
             rank,
             texts[rank].size(),
             findings[rank].own_rounds,
             findings[rank].shadow_rounds,
+            findings[rank].waited,
             findings[rank].value_bytes,
             findings[rank].state_bytes
         );
@@ -49,6 +51,15 @@ inline void print_ranks(std::vector<Text> const& texts, std::vector<Findings> co
     return std::all_of(findings.begin(), findings.end(), [&](Findings const& other) {
         return other.digest == first.digest && other.state_digest == first.state_digest;
     });
+}
+
+/// The mean over ranks, in seconds.
+[[nodiscard]] inline double mean_wait(std::vector<Findings> const& findings) {
+    double sum = 0;
+    for (Findings const& one : findings) {
+        sum += one.waited;
+    }
+    return sum / static_cast<double>(findings.size());
 }
 
 /// Why the digest need not be that of thread ranks.
@@ -91,9 +102,9 @@ inline void report(
     );
     double const rounds = std::max<double>(1, static_cast<double>(first.rounds));
     std::printf(
-        "each round               %.1f us, of which rank 0 waits %.1f us in roll calls\n",
+        "each round               %.1f us, of which ranks wait %.1f us in roll calls\n",
         1e6 * first.seconds / rounds,
-        1e6 * first.waited / rounds
+        1e6 * mean_wait(findings) / rounds
     );
     std::printf(
         "%s  %s\n",
@@ -106,6 +117,13 @@ inline void report(
         static_cast<unsigned long long>(first.digest),
         note_on_sums(options)
     );
+    if (options.picture.empty()) {
+        std::printf(
+            "next                     add --picture run.svg: who trained, waited and shadowed when\n"
+        );
+    } else {
+        std::printf("next                     open %s in a browser\n", options.picture.c_str());
+    }
 }
 
 } // namespace train_text

@@ -125,19 +125,28 @@ auto data_parallel(Comm& comm, Model& model, Options const& options) {
     };
 }
 
+[[nodiscard]] inline bool records(Options const& options) {
+    return !options.picture.empty() || !options.trace.empty();
+}
+/// On a device a rank would have to wait for each loss, which changes what is recorded.
+[[nodiscard]] inline bool samples_loss(Options const& options) {
+    return records(options) && options.device == Where::host;
+}
 /// Begins to record for --picture and --trace, if they are given. A bucket has one parameter or more.
 inline void
 start_recording(joinable::TraceTimeline& timeline, std::size_t parameters, Job const& job) {
-    if (!job.options.picture.empty() || !job.options.trace.empty()) {
+    if (records(job.options)) {
         constexpr std::size_t most = 4'000'000; // of 32 bytes
-        timeline.start((std::min)(most, job.longest * (parameters + 8)));
+        timeline.start((std::min)(most, job.longest * (parameters + 9)));
     }
 }
 /// Writes what was recorded. Collective.
 template <class Hosts>
 void write_recorded(Hosts& hosts, joinable::TraceTimeline const& timeline, Options const& options) {
     if (!options.picture.empty()) {
-        joinable::write_picture(hosts, timeline, options.picture);
+        joinable::write_picture(
+            hosts, timeline, options.picture, {.samples = "bits per byte of a batch"}
+        );
     }
     if (!options.trace.empty()) {
         joinable::write_trace(hosts, timeline, options.trace);
@@ -195,6 +204,9 @@ Findings train(
             trainer.passes.backward([&](auto const& ready, auto const&... use) {
                 model.backward(ready, use...);
             });
+            if (samples_loss(options)) {
+                trainer.passes.timeline().sample(model.loss());
+            }
             trainer.prepare(round++);
             trainer.optimizer.step();
             trainer.save.step();

@@ -6,7 +6,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 source "$root/tests/cmake/install.sh"
 install cmake ninja-build g++ libcli11-dev libeigen3-dev
 
-cmake -S "$root" -B "$root/build/release" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+cmake -S "$root" -B "$root/build/examples" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DJOINABLE_BUILD_TESTS=OFF -DJOINABLE_BUILD_BENCHMARKS=OFF >/dev/null
-cmake --build "$root/build/release" --target train_eigen
-exec "$root/build/release/examples/train_eigen" "$@"
+cmake --build "$root/build/examples" --target train_eigen
+exec "$root/build/examples/examples/train_eigen" "$@"

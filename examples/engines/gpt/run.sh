@@ -7,7 +7,7 @@ source "$root/tests/cmake/install.sh"
 install cmake ninja-build g++ libcli11-dev
 
 echo "compiling, which takes about a minute"
-cmake -S "$root" -B "$root/build/release" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+cmake -S "$root" -B "$root/build/examples" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DJOINABLE_BUILD_TESTS=OFF -DJOINABLE_BUILD_BENCHMARKS=OFF >/dev/null
-cmake --build "$root/build/release" --target train_gpt
-exec "$root/build/release/examples/train_gpt" "$@"
+cmake --build "$root/build/examples" --target train_gpt
+exec "$root/build/examples/examples/train_gpt" "$@"

@@ -11,7 +11,7 @@ if [ -z "${TORCH_ROOT-}" ]; then
 fi
 
 echo "compiling, which takes about a minute"
-cmake -S "$root" -B "$root/build/release" -G Ninja -DCMAKE_BUILD_TYPE=Release -DJOINABLE_TORCH_ROOT="${TORCH_ROOT-}" \
+cmake -S "$root" -B "$root/build/examples" -G Ninja -DCMAKE_BUILD_TYPE=Release -DJOINABLE_TORCH_ROOT="${TORCH_ROOT-}" \
     -DJOINABLE_BUILD_TESTS=OFF -DJOINABLE_BUILD_BENCHMARKS=OFF >/dev/null
-cmake --build "$root/build/release" --target train_libtorch
-exec "$root/build/release/examples/train_libtorch" "$@"
+cmake --build "$root/build/examples" --target train_libtorch
+exec "$root/build/examples/examples/train_libtorch" "$@"

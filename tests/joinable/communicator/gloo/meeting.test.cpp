@@ -14,6 +14,7 @@
 
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -253,6 +254,26 @@ TEST_CASE("a process that is killed while ranks meet is named by the others") {
     CHECK(processes.wait() == 0);
     CHECK(processes.wait() == 0);
     CHECK(processes.wait() == SIGKILL);
+}
+
+TEST_CASE(
+    "Gloo's thread takes no core from other threads when it wakes up, and those stay as they are"
+) {
+    for (int const policy : {SCHED_OTHER, SCHED_BATCH}) {
+        std::thread{[&] {
+            sched_param const none{};
+            REQUIRE(sched_setscheduler(0, policy, &none) == 0);
+            Folder const folder;
+            GlooCommunicator const comm{gloo_options(0, 1, folder.file("ranks"))};
+            CHECK(sched_getscheduler(0) == policy);
+            int batch = 0;
+            for (auto const& entry : std::filesystem::directory_iterator{"/proc/self/task"}) {
+                batch += sched_getscheduler(std::stoi(entry.path().filename())) == SCHED_BATCH;
+            }
+            CHECK(batch >= 1);
+            CHECK((policy == SCHED_BATCH || batch == 1)); // Gloo's alone
+        }}.join();
+    }
 }
 
 } // namespace

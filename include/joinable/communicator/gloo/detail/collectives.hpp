@@ -221,18 +221,23 @@ private:
     [[nodiscard]] bool has_result(int rank) const noexcept {
         return signature_.collective != Collective::reduce || rank == signature_.root;
     }
-    /// All ranks that get the result tell each other their factors.
-    void gather_factors() {
+    /// All ranks that get the result tell each other their factors. These travel with the first
+    /// data, and not in a round trip before it.
+    void send_factors() {
         if (is_scaled(signature_.collective)) {
             factors_.assign(as_index(size_), signature_.factor);
             std::span<double> const all{factors_};
-            GlooTransfers transfers{lane_, name_of(~std::uint64_t{0})};
+            auto& transfers = factors_under_way_.emplace(lane_, name_of(~std::uint64_t{0}));
             for_others([&](int other) {
                 transfers.receive(other, std::as_writable_bytes(all.subspan(as_index(other), 1)));
             });
             auto const own = std::as_bytes(std::span{&signature_.factor, 1});
             for_others([&](int other) { transfers.send(other, own); });
-            transfers.wait();
+        }
+    }
+    void wait_for_factors() {
+        if (factors_under_way_) {
+            factors_under_way_->wait();
         }
     }
     /// Combines this rank's elements `own` and those of the others, which lie `stride` bytes apart.
@@ -259,7 +264,7 @@ private:
     }
 
     void reduce_in_one_step() {
-        gather_factors();
+        send_factors();
         std::size_t const bytes = signature_.count * element_;
         std::byte* const others = scratch_.take(0, has_result(rank_) ? as_index(size_) * bytes : 0);
         GlooTransfers transfers{lane_, name_of(0)};
@@ -274,6 +279,7 @@ private:
             }
         });
         transfers.wait();
+        wait_for_factors();
         if (has_result(rank_) && signature_.count != 0) {
             combine(in_, others, bytes, out_, signature_.count);
         }
@@ -288,7 +294,7 @@ private:
 
     /// Each rank combines its part. Then the ranks that get all parts receive them.
     void reduce_by_parts(Parts const& parts) {
-        gather_factors();
+        send_factors();
         std::size_t const most = (std::max)(piece_bytes / element_, std::size_t{1});
         Part const& own = parts[as_index(rank_)];
         std::size_t longest = 0;
@@ -318,6 +324,7 @@ private:
         auto const finish = [&](std::size_t number) {
             Piece& piece = two[number % 2];
             piece.inputs->wait();
+            wait_for_factors();
             Part const mine = piece_of(own, number);
             std::byte* const result = place_of_result(
                 piece.memory + as_index(rank_) * stride, mine.begin, mine.begin - own.begin
@@ -360,6 +367,7 @@ private:
         if (pieces > 0) {
             wait_for_results(pieces - 1);
         }
+        wait_for_factors(); // of a sum without elements
     }
     [[nodiscard]] bool is_scattered() const noexcept {
         return signature_.collective == Collective::reduce_scatter ||
@@ -386,6 +394,7 @@ private:
     std::byte const* in_;
     std::byte* out_;
     std::vector<double> factors_;
+    std::optional<GlooTransfers> factors_under_way_; ///< reads and writes the factors
 };
 
 }}} // namespace joinable::v0::detail

@@ -58,6 +58,7 @@ ROOMS = {
     "optimizer": "base tensor reduction device",
     "optimizer/cuda": "tensor device device/cuda optimizer",
     "bucket": "base tensor device communicator agreement",
+    "bucket/compression": "base tensor reduction device communicator agreement bucket",
     "join": "base tensor hook communicator agreement",
     "participant": f"base tensor hook device communicator {MEMORY} agreement bucket join",
     "participant/captured": "base tensor communicator/nccl agreement bucket join participant",
@@ -75,7 +76,7 @@ PARTS = {
         "communicator/gloo", "communicator/nccl", "device/cuda", "participant/captured",
     },
     "sharded training": {"optimizer", "optimizer/cuda", "participant/sharded", "checkpoint"},
-    "extras": {"trace", "interop"},
+    "extras": {"bucket/compression", "trace", "interop"},
 }
 INNER = {"reduction", *(room for room in ROOMS if room.startswith(f"{MEMORY}/"))}
 TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/mpi", "communicator/gloo", "communicator/nccl"}

@@ -2105,6 +2105,73 @@ MUTATIONS = [
         "at_leader(in_.count, {const_cast<void*>(in_.data), in_.count, in_.dtype})",
         "communicator/hierarchical/collectives.test.cpp", "every rank of every machine*",
     ),
+    Mutation(
+        "gloo-interrupts-who-sends", "communicator/gloo/detail/mesh.hpp",
+        "::sched_setscheduler(0, SCHED_BATCH, &none) == 0;", "::sched_setscheduler(0, SCHED_OTHER, &none) == 0;",
+        "communicator/gloo/meeting.test.cpp", "*takes no core*",
+    ),
+    Mutation(
+        "gloo-leaves-a-caller-in-batch", "communicator/gloo/detail/mesh.hpp",
+        "            ::sched_setscheduler(0, SCHED_OTHER, &none);\n", "            static_cast<void>(none);\n",
+        "communicator/gloo/meeting.test.cpp", "*takes no core*",
+    ),
+    # -- how a bucket travels ---------------------------------------------------------------------
+    Mutation(
+        "powersgd-keeps-nothing", "bucket/compression/power_sgd.hpp",
+        "residual[j] = inputs[j] - residual[j];", "residual[j] = 0 * inputs[j];",
+        "bucket/compression.test.cpp", "*what ranks keep*",
+    ),
+    Mutation(
+        "powersgd-begins-a-round-early", "bucket/compression/power_sgd.hpp",
+        "return rounds >= start_iteration;", "return rounds + 1 >= start_iteration;",
+        "bucket/compression.test.cpp", "*PyTorch*,*bytes that*",
+    ),
+    Mutation(
+        "powersgd-keeps-a-direction-of-zeros", "bucket/compression/power_sgd.hpp",
+        "if (detail::inner_product(message + at, message + at, count) > 0) {", "{",
+        "bucket/compression.test.cpp", "*gradients of zeros*",
+    ),
+    Mutation(
+        "topk-sends-what-it-keeps", "bucket/compression/top_k.hpp",
+        "residual[message[at]] = 0;", "",
+        "bucket/compression.test.cpp", "*what ranks keep*",
+    ),
+    Mutation(
+        "topk-keeps-what-is-not-finite", "bucket/compression/top_k.hpp",
+        "if (!detail::are_finite(run.buffer)) {", "if (false) {",
+        "bucket/compression.test.cpp", "*what ranks keep*",
+    ),
+    Mutation(
+        "topk-sends-residuals-in-a-round-of-nobody", "bucket/compression/top_k.hpp",
+        "if (contributors == 0) {", "if (false) {",
+        "bucket/compression.test.cpp", "*what ranks keep*",
+    ),
+    Mutation(
+        "int8-loses-what-the-sum-rounds", "bucket/compression/int8.hpp",
+        "lost[i] += sum[i];", "",
+        "bucket/compression.test.cpp", "*what ranks keep*",
+    ),
+    Mutation(
+        "residuals-end-with-a-rebuild", "bucket/compression/detail/feedback.hpp",
+        "if (memory.bytes() != bytes_of(part)) {", "{",
+        "bucket/compression.test.cpp", "*what ranks keep*",
+    ),
+    Mutation(
+        "casts-leave-the-factor-out", "bucket/compression/cast_to.hpp",
+        "detail::cast_to(run.buffer, factor, static_cast<T*>(other.buffer.data));",
+        "detail::cast_to(run.buffer, 1.0 + 0.0 * factor, static_cast<T*>(other.buffer.data));",
+        "bucket/compression.test.cpp", "*what ranks keep*",
+    ),
+    Mutation(
+        "ranks-do-not-compare-settings-of-a-reduction", "bucket/all_reduce.hpp",
+        "        reduction.agree_on(list);\n", "",
+        "bucket/compression.test.cpp", "*settings that differ*",
+    ),
+    Mutation(
+        "a-run-has-the-parts-of-its-bucket", "bucket/detail/run_parts.hpp",
+        "std::size_t const begin = first_[bucket] + first;", "std::size_t const begin = first_[bucket] + 0 * first;",
+        "bucket/compression.test.cpp", "*what ranks keep*",
+    ),
     # -- what a user changes, or a process does, between two steps ------------------------------------
     Mutation(
         "a-checkpoint-takes-any-number-of-states", "checkpoint/checkpoint.hpp",

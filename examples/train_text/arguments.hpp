@@ -196,6 +196,28 @@ inline void add_training_options(CLI::App& app, Options& options) {
             "same numbers. Default: none."
         )
         .transform(one_of(shardings));
+    std::map<std::string, Reduction> const reductions{
+        {"all-reduce", Reduction::all_reduce},
+        {"fp16", Reduction::fp16},
+        {"bf16", Reduction::bf16},
+        {"int8", Reduction::int8},
+        {"topk", Reduction::topk},
+        {"powersgd", Reduction::powersgd}
+    };
+    group
+        .add(
+            "--reduction",
+            options.reduction,
+            "WORD",
+            "How gradients travel, with sgd: all-reduce, whole; fp16 or bf16, in half of the\n"
+            "bytes; int8, in one byte each; topk, only the largest; powersgd, as products of\n"
+            "thin matrices. What the last three leave out is sent later. Default: all-reduce."
+        )
+        .transform(one_of(reductions));
+    group.add("--density", options.density, "X", "The part of the elements that topk sends.")
+        .check(CLI::Range(1e-6, 1.0));
+    group.add("--rank", options.rank, "N", "The vectors of each matrix that powersgd sends.")
+        .check(CLI::Range(1, 64));
     group
         .add(
             "--rate",
@@ -283,6 +305,11 @@ inline Options parse(CLI::App& app, int argc, char** argv, std::string const& re
     }
     if (options.has_tcp_roll_calls && options.communicator != Kind::mpi) {
         throw CLI::ValidationError{"--tcp-roll-calls", "needs --communicator mpi"};
+    }
+    bool const can_choose = options.rule == Rule::sgd && options.sharding == Sharding::none &&
+                            options.device == Where::host;
+    if (options.reduction != Reduction::all_reduce && !can_choose) {
+        throw CLI::ValidationError{"--reduction", "needs sgd, --sharding none and --device host"};
     }
     if (options.paths.empty()) {
         options.paths = {repository};

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "model.hpp"
+#include "reduction.hpp"
 #include "rule.hpp"
 #include "saving.hpp"
 
@@ -33,12 +34,13 @@ Findings train_by_rule(
                             whole.rule().set_rate(rate.at(round++));
                             whole.step();
                         }}};
+    auto ddp = data_parallel(comm, model, job.options);
     auto const finish = [&](Findings& findings) {
+        findings.sent_bytes = sent_bytes(ddp.reduction(), findings);
         whole.consolidate();
         findings.state_digest = digest_of(whole.state());
         findings.state_bytes = whole.state_bytes();
     };
-    auto ddp = data_parallel(comm, model, job.options);
     return train(
         comm, hosts, model, Trainer{ddp, step, [](std::size_t) {}, finish, NotSaved{}}, job
     );
@@ -58,6 +60,9 @@ train_on_host(joinable::AnyCommunicator& comm, joinable::AnyCommunicator& hosts,
         return train_by_rule(comm, hosts, model, rule_of(o), job);
     }
     Sgd optimizer{model.parameters(), {o.rate(), job.longest}, o.momentum};
+    if (o.reduction != Reduction::all_reduce) {
+        return train_by_engine(comm, hosts, model, optimizer, job, reduction_of(o));
+    }
     return train_by_engine(comm, hosts, model, optimizer, job);
 }
 

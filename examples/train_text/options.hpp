@@ -35,6 +35,7 @@ enum class Mode { join, drop, even };
 enum class Kind { thread, process, tcp, gloo, mpi, machines };
 enum class Where { host, cuda }; ///< what ranks compute on
 enum class Rule { sgd, adam, adamw };
+enum class Reduction { all_reduce, fp16, bf16, int8, topk, powersgd }; ///< how gradients travel
 enum class Sharding { none, optimizer, gradients, parameters }; ///< what is divided among the ranks
 
 struct Options {
@@ -53,6 +54,9 @@ struct Options {
     std::uint64_t seed = 1;
     Rule rule = Rule::sgd;
     Sharding sharding = Sharding::none;
+    Reduction reduction = Reduction::all_reduce;
+    double density = 0.1; ///< of TopK
+    std::size_t rank = 2; ///< of PowerSgd
     std::optional<float> given_rate = {};
     float momentum = 0.9F;
     SaveOptions save = {};
@@ -90,6 +94,7 @@ struct Findings {
     std::size_t value_bytes;    ///< of the parameters that this rank keeps between rounds
     std::size_t state_bytes;    ///< of the optimizer's state on this rank
     double seconds;             ///< of training
+    std::uint64_t sent_bytes;   ///< of gradients, if they are not sharded
     double waited;              ///< in roll calls, included in `seconds`
     double bits_before;         ///< per held-out byte; measured by rank 0
     double bits_after;

@@ -106,6 +106,12 @@ inline void report(
         1e6 * first.seconds / rounds,
         1e6 * mean_wait(findings) / rounds
     );
+    if (first.sent_bytes != 0) {
+        std::printf(
+            "gradients                %.0f bytes sent by each rank in a round\n",
+            static_cast<double>(first.sent_bytes) / rounds
+        );
+    }
     std::printf(
         "%s  %s\n",
         options.sharding == Sharding::none ? "parameters and state   " : "parameters             ",

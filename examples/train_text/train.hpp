@@ -17,6 +17,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "data.hpp"
@@ -112,16 +113,17 @@ template <class Passes, class Optimizer, class Prepare, class Finish, class Save
 Trainer(Passes&, Optimizer&, Prepare, Finish, Save) -> Trainer<Passes, Optimizer, Save>;
 
 /// Every rank steps in every round, so nothing is synced at the end, as the report shows.
-template <class Comm, class Model>
-auto data_parallel(Comm& comm, Model& model, Options const& options) {
-    return joinable::DistributedDataParallel<Comm, joinable::AllReduce, joinable::TraceTimeline>{
+template <class Comm, class Model, class Reduction = joinable::AllReduce>
+auto data_parallel(Comm& comm, Model& model, Options const& options, Reduction reduction = {}) {
+    return joinable::DistributedDataParallel<Comm, Reduction, joinable::TraceTimeline>{
         comm,
         model.parameters(),
         joinable::DataParallelOptions{
             .first_bucket_bytes = options.bucket_bytes,
             .gradient_as_bucket_view = options.device == Where::cuda,
             .sync_at_end = false
-        }
+        },
+        std::move(reduction)
     };
 }
 
@@ -290,18 +292,40 @@ inline std::vector<Findings> run_ranks(
     return {findings.begin(), findings.end()};
 }
 
+/// An all-reduce gets all gradients, which have the size of the values.
+template <class Reduction>
+std::uint64_t sent_bytes(Reduction const& reduction, Findings const& findings) {
+    if constexpr (requires { reduction.sent_bytes; }) {
+        return reduction.sent_bytes;
+    } else {
+        return findings.rounds * findings.value_bytes;
+    }
+}
+
 /// Trains with the engine's own optimizer, all of it on every rank.
-template <class Comm, class Hosts, class Model, class Optimizer>
-Findings
-train_by_engine(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Job const& job) {
+template <
+    class Comm,
+    class Hosts,
+    class Model,
+    class Optimizer,
+    class Reduction = joinable::AllReduce>
+Findings train_by_engine(
+    Comm& comm,
+    Hosts& hosts,
+    Model& model,
+    Optimizer& optimizer,
+    Job const& job,
+    Reduction reduction = {}
+) {
+    auto ddp = data_parallel(comm, model, job.options, std::move(reduction));
     joinable::Step step{comm, std::function{[&] { optimizer.step(model.parameters()); }}};
     auto const finish = [&](Findings& findings) {
         findings.state_digest = digest_of(state_of(model, optimizer));
         for (auto const& numbers : optimizer.velocity()) {
             findings.state_bytes += numbers.size() * sizeof(float);
         }
+        findings.sent_bytes = sent_bytes(ddp.reduction(), findings);
     };
-    auto ddp = data_parallel(comm, model, job.options);
     return train(
         comm, hosts, model, Trainer{ddp, step, [](std::size_t) {}, finish, NotSaved{}}, job
     );

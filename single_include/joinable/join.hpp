@@ -553,6 +553,17 @@ constexpr decltype(auto) visit_dtype(DType dtype, F&& function) {
 
 namespace detail {
 
+/// Calls f with the floating-point dtype as a type.
+template <class F>
+void visit_floating(DType dtype, F const& f) {
+    switch (dtype) {
+    case DType::f16: return f(std::type_identity<Half>{});
+    case DType::bf16: return f(std::type_identity<BFloat16>{});
+    case DType::f64: return f(std::type_identity<double>{});
+    default: return f(std::type_identity<float>{});
+    }
+}
+
 // Reductions convert by the functions below, so these are written for vectorisers: they have no
 // branches and compare only signed numbers (SSE2 has no other comparison). They are always inlined,
 // so that they are compiled for their caller's instruction set.
@@ -7074,20 +7085,62 @@ inline void check_rounding(double factor, DType dtype) {
 
 namespace joinable { inline namespace v0 {
 
+/// A parameter's gradient in a bucket: dense, in the order of its strides.
+struct BucketPart {
+    std::size_t bucket;    ///< the index of its bucket
+    std::size_t parameter; ///< its index in the ParameterList
+    std::size_t offset;    ///< of its first element in the bucket, in elements
+    std::size_t count;     ///< elements
+    DType dtype;
+    Shape extents;
+    Shape strides; ///< in elements
+};
+
+/// A list of parts, which the reducer has. As light as it can be: every training compiles it.
+class BucketParts {
+public:
+    constexpr BucketParts() noexcept = default;
+    constexpr BucketParts(BucketPart const* data, std::size_t count) noexcept
+        : data_{data}, count_{count} {}
+
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return count_; }
+    [[nodiscard]] constexpr BucketPart const& operator[](std::size_t k) const noexcept {
+        return data_[k];
+    }
+    [[nodiscard]] constexpr BucketPart const* begin() const noexcept { return data_; }
+    [[nodiscard]] constexpr BucketPart const* end() const noexcept { return data_ + count_; }
+
+private:
+    BucketPart const* data_ = nullptr;
+    std::size_t count_ = 0;
+};
+
 /// The payload of one collective of a reducer: a bucket, or a run of its parameters if some of them
 /// are not used. The same runs on all ranks.
 struct BucketRun {
     std::size_t bucket; ///< its index
     Buffer buffer;      ///< in the bucket's memory, valid as long as the reducer
+    /// The parameters of the run, in the order in which they lie in the buffer, without gaps.
+    BucketParts parts = {};
     /// Where its parts lie, if not in the buffer. Only AllReduce itself gets them. start() may change the list.
     detail::BufferPieces pieces = {};
+
+    /// The elements of part `k`.
+    [[nodiscard]] Buffer part(std::size_t k) const noexcept {
+        std::size_t const begin = parts[k].offset - parts[0].offset;
+        return {
+            static_cast<std::byte*>(buffer.data) + begin * size_of(buffer.dtype),
+            parts[k].count,
+            buffer.dtype
+        };
+    }
 };
 
 namespace detail {
 
 template <class R>
-concept names_reduction = requires {
-    { R::name } -> std::convertible_to<std::string_view>;
+concept names_reduction = requires(R const& reduction) {
+    { reduction.name } -> std::convertible_to<std::string_view>;
 };
 template <class R>
 concept says_whether_it_delivers = requires(R const& reduction) {
@@ -7104,6 +7157,33 @@ concept starts_runs = requires(R& reduction, Comm& comm, BucketRun const& run, d
 template <class R, class Comm>
 concept finishes_runs =
     requires(R& reduction, Comm& comm, BucketRun const& run) { reduction.finish(comm, run); };
+template <class R, class Comm>
+concept prepares_runs =
+    requires(R& reduction, Comm& comm, BucketParts parts) { reduction.prepare(comm, parts); };
+
+/// How many collectives a run needs, one after another.
+template <class R>
+inline constexpr std::size_t steps_of = 1;
+template <class R>
+    requires requires { R::steps; }
+inline constexpr std::size_t steps_of<R> = R::steps;
+
+template <class R, class Comm>
+concept advances_runs =
+    steps_of<R> == 1 || requires(R& reduction, Comm& comm, BucketRun const& run, std::size_t step) {
+        {
+            reduction.advance(comm, run, step)
+        } -> std::same_as<decltype(reduction.start(comm, run, 1.0, true))>;
+    };
+
+/// The settings of a reduction, which ranks compare.
+template <class R>
+void agree_on_reduction(AgreementList& list, R const& reduction) {
+    list.add("reduction", reduction.name);
+    if constexpr (requires { reduction.agree_on(list); }) {
+        reduction.agree_on(list);
+    }
+}
 
 } // namespace detail
 
@@ -7112,7 +7192,7 @@ concept finishes_runs =
 /// `reduction` is an lvalue of `R`, `comm` of `Comm`, `run` a BucketRun.
 /// | expression                      | result      | meaning                                        |
 /// |---------------------------------|-------------|------------------------------------------------|
-/// | `R::name`                       | string view | for error texts; ranks compare it              |
+/// | `reduction.name`                | string view | for error texts; ranks compare it              |
 /// | `reduction.delivers`            | bool        | whether run.buffer holds the averages after    |
 /// |                                 |             | finish(): then the reducer writes them into    |
 /// |                                 |             | the gradients of all ranks. Else the reduction |
@@ -7124,20 +7204,35 @@ concept finishes_runs =
 /// |                                 |             | contributes; else the run holds zeros          |
 /// | `reduction.finish(comm, run)`   |             | called after waiting for the work, in the order|
 /// |                                 |             | of start(); may release what the run needed    |
+///
+/// It may have these members, too. `parts` is a BucketParts, `list` an AgreementList:
+/// | expression                          | meaning                                                          |
+/// |-------------------------------------|------------------------------------------------------------------|
+/// | `R::steps`                          | the collectives of a run, one after another; 1 if it is not there|
+/// | `reduction.advance(comm, run, step)`| starts the next one, for `step` from 1 to steps - 1, once the one|
+/// |                                     | before has ended; returns what start() returns, which may be     |
+/// |                                     | complete. In the order of start(), one step of all runs after    |
+/// |                                     | another, when the pass is over                                   |
+/// | `reduction.prepare(comm, parts)`    | local; `parts` of all buckets, in their order, valid until the   |
+/// |                                     | next call. When the reducer is made and when its buckets are cut |
+/// |                                     | anew: the place to allocate. State is kept by parameter          |
+/// | `reduction.end_iteration()`         | on every rank, once its averages are where they belong           |
+/// | `reduction.agree_on(list)`          | lists settings, which ranks compare with those of others         |
 /// Not checkable, but required: start() issues the same collectives on every rank, whether the rank
-/// contributes or not. The reducer owns the reduction. Models: AllReduce, and inside ShardedDataParallel a sum to owners.
+/// contributes or not. The reducer owns the reduction. Models: AllReduce, those of <joinable/compression.hpp>, and inside
+/// ShardedDataParallel a sum to owners.
 template <class R, class Comm>
-concept BucketReduction =
-    std::move_constructible<R> && Communicator<Comm> && detail::names_reduction<R> &&
-    detail::says_whether_it_delivers<R> && detail::says_whether_it_scales<R, Comm> &&
-    detail::starts_runs<R, Comm> && detail::finishes_runs<R, Comm>;
+concept BucketReduction = std::move_constructible<R> && Communicator<Comm> &&
+                          detail::names_reduction<R> && detail::says_whether_it_delivers<R> &&
+                          detail::says_whether_it_scales<R, Comm> && detail::starts_runs<R, Comm> &&
+                          detail::finishes_runs<R, Comm> && detail::advances_runs<R, Comm>;
 
 /// Says in one sentence why a class is not a BucketReduction.
 template <class R, class Comm>
 consteval bool models_bucket_reduction() {
     static_assert(
         detail::names_reduction<R>,
-        "BucketReduction: expected a member 'static constexpr std::string_view name'"
+        "BucketReduction: expected a member 'std::string_view name', which may be static"
     );
     static_assert(
         detail::says_whether_it_delivers<R>,
@@ -7157,6 +7252,11 @@ consteval bool models_bucket_reduction() {
         detail::finishes_runs<R, Comm>,
         "BucketReduction: expected a member 'void finish(Comm&, BucketRun const&)'"
     );
+    static_assert(
+        detail::advances_runs<R, Comm>,
+        "BucketReduction: with more than one step, expected a member 'advance(Comm&, BucketRun const&, std::size_t "
+        "step)' that returns what start() returns"
+    );
     return BucketReduction<R, Comm>;
 }
 
@@ -7174,8 +7274,6 @@ struct ReductionTurns {
     [[nodiscard]] static bool proceed() { return false; }
     /// No pass needs anything of this iteration any more, or there is none.
     static void end_pass() noexcept {}
-    /// All averages are where they belong.
-    static void end_iteration() {}
     /// A guard begins: forgets what one that failed has left open.
     static void begin_guard() noexcept {}
 };
@@ -7543,6 +7641,8 @@ public:
 
     /// Moves gradients into the buckets, if they are to be views.
     virtual void take() {}
+    /// Whether the last iteration copied gradients into buckets that could be views of them.
+    [[nodiscard]] virtual bool copies_without_need() const { return false; }
     /// The sum reads gradients that `is_in_reach(memory)` of all ranks where they lie, and writes the averages there.
     /// pack() copies only other ones, zeros, and gradients of another layout. Before the first iteration.
     virtual void leave_in_place(MemoryInReach /*is_in_reach*/) {}
@@ -7679,6 +7779,12 @@ public:
         layout_.for_each_arena(f);
     }
 
+    [[nodiscard]] bool copies_without_need() const override {
+        return !are_views_ && std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
+            return in_place_[i] == nullptr && parameters_[i].can_set_grad() && has(i) &&
+                   !is_resident(i);
+        });
+    }
     void leave_in_place(MemoryInReach is_in_reach) override {
         if (are_views_) {
             return;
@@ -8601,6 +8707,63 @@ JOINABLE_DEFINITION std::string Iteration::concat_missing(std::string_view text)
 
 #endif
 
+// ---- joinable/bucket/detail/run_parts.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The parts of the runs of a reducer, for reductions that look at them.
+template <bool are_wanted>
+class RunParts {
+public:
+    void list(std::vector<Bucket> const& buckets) {
+        parts_.clear();
+        first_.clear();
+        for (std::size_t index = 0; index < buckets.size(); ++index) {
+            auto const& [buffer, parameters, views] = buckets[index];
+            first_.push_back(parts_.size());
+            std::size_t offset = 0;
+            for (std::size_t k = 0; k < views.size(); ++k) { // owners' buckets have none
+                AnyView const& view = views[k];
+                std::size_t const count = view.numel();
+                parts_.push_back(
+                    {index,
+                     parameters[k],
+                     offset,
+                     count,
+                     view.dtype(),
+                     view.extents(),
+                     view.strides()}
+                );
+                offset += count;
+            }
+        }
+    }
+    [[nodiscard]] BucketParts all() const noexcept { return {parts_.data(), parts_.size()}; }
+    /// Parts [first, last) of a bucket.
+    [[nodiscard]] BucketParts
+    of(std::size_t bucket, std::size_t first, std::size_t last) const noexcept {
+        std::size_t const begin = first_[bucket] + first;
+        return parts_.size() < begin + (last - first)
+                   ? BucketParts{}
+                   : BucketParts{parts_.data() + begin, last - first};
+    }
+
+private:
+    std::vector<BucketPart> parts_;  ///< of all buckets, in their order
+    std::vector<std::size_t> first_; ///< per bucket
+};
+template <>
+class RunParts<false> {
+public:
+    void list(std::vector<Bucket> const& /*buckets*/) noexcept {}
+    [[nodiscard]] BucketParts
+    of(std::size_t /*bucket*/, std::size_t /*first*/, std::size_t /*last*/) const noexcept {
+        return {};
+    }
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/bucket/reducer.hpp
 
 namespace joinable { inline namespace v0 {
@@ -8707,6 +8870,11 @@ public:
     /// Whether buckets are still to be cut anew. Local.
     [[nodiscard]] bool is_rebuild_due() const noexcept { return is_rebuild_due_; }
 
+    /// Whether the last iteration copied gradients that BucketOptions::gradient_as_bucket_view would make views of the
+    /// buckets. Local.
+    [[nodiscard]] bool copies_without_need() const {
+        return launched_ != 0 && gradients_->copies_without_need();
+    }
     [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
     [[nodiscard]] Times& timeline() noexcept { return *timeline_; }
     [[nodiscard]] std::shared_ptr<Times> const& shared_timeline() const noexcept {
@@ -8840,6 +9008,9 @@ public:
         }
         turns().end_pass();
         advance();
+        for (std::size_t step = 1; step < detail::steps_of<Reduction>; ++step) {
+            advance_runs(step);
+        }
         while (finished_ < launched_) {
             finish_oldest();
         }
@@ -8851,7 +9022,9 @@ public:
         gradients_->device().finish();
         iteration_.end();
         words_ = &own_words_;
-        turns().end_iteration();
+        if constexpr (requires { reduction_.end_iteration(); }) {
+            reduction_.end_iteration();
+        }
     }
 
     /// Runs a whole iteration for a rank that has no gradients: the same collectives with zeros;
@@ -9019,10 +9192,11 @@ private:
     }
     [[nodiscard]] BucketRun run_of(std::size_t index, std::size_t first, std::size_t last) const {
         Bucket const& bucket = buckets()[index];
+        BucketParts const parts = parts_.of(index, first, last);
         if (last - first == bucket.parameters.size()) {
-            return {index, bucket.buffer};
+            return {index, bucket.buffer, parts};
         }
-        BucketRun run{index, {bucket.views[first].data(), 0, bucket.buffer.dtype}};
+        BucketRun run{index, {bucket.views[first].data(), 0, bucket.buffer.dtype}, parts};
         for (std::size_t k = first; k < last; ++k) {
             run.buffer.count += bucket.views[k].numel();
         }
@@ -9055,6 +9229,19 @@ private:
             return detail::make_progress(work);
         } catch (...) {
             return false;
+        }
+    }
+    /// Starts the next collective of each run, once its last one has ended.
+    void advance_runs([[maybe_unused]] std::size_t step) {
+        if constexpr (detail::steps_of<Reduction> > 1) {
+            has_failed_start_ = true; // unless all of them start
+            for (std::size_t k = finished_; k < launched_; ++k) {
+                works_[k]->wait();
+                static_cast<void>(
+                    works_[k].emplace(reduction_.advance(comm_, launched_runs_[k].run, step))
+                );
+            }
+            has_failed_start_ = false;
         }
     }
     void finish_oldest() {
@@ -9116,6 +9303,10 @@ private:
         works_ = std::vector<std::optional<BucketWork>>(runs);
         ranges_ = std::vector<std::optional<Range>>(runs);
         launched_runs_.resize(runs);
+        parts_.list(buckets());
+        if constexpr (detail::prepares_runs<Reduction, Comm>) {
+            reduction_.prepare(comm_, parts_.all());
+        }
     }
 
     Comm& comm_;
@@ -9136,6 +9327,7 @@ private:
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     std::shared_ptr<Times> timeline_;
+    detail::RunParts<!std::same_as<Reduction, AllReduce>> parts_;
     std::vector<Launched> launched_runs_;      ///< of the works
     std::vector<std::optional<Range>> ranges_; ///< of the works
     bool is_map_posted_ = false;
@@ -16363,6 +16555,8 @@ public:
     }
     /// Whether they will be cut anew, by the order in which gradients became ready. Local.
     [[nodiscard]] bool is_rebuild_due() const noexcept { return reducer_->is_rebuild_due(); }
+    /// See Reducer::copies_without_need().
+    [[nodiscard]] bool copies_without_need() const { return reducer_->copies_without_need(); }
     [[nodiscard]] DataParallelOptions const& options() const noexcept { return module_->options(); }
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
@@ -16420,7 +16614,7 @@ public:
     /// Lists the options and the model. Models whose parameters are listed in another order differ.
     void agree_on(AgreementList& list) const {
         detail::agree_on(list, module_->options());
-        list.add("reduction", Reduction::name);
+        detail::agree_on_reduction(list, reducer_->reduction());
         list.add("model", model_);
         model_collectives_.agree_on(list);
     }
@@ -16470,7 +16664,7 @@ private:
             detail::check_parameters(list, detail::device_of(comm).id());
             compared.begin_section("options differ: ");
             detail::agree_on(compared, options);
-            compared.add("reduction", Reduction::name);
+            detail::agree_on_reduction(compared, reduction);
             compared.begin_section("models differ: ");
             std::size_t const first = compared.items().size();
             model_ = detail::agree_on(compared, list);

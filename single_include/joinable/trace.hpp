@@ -202,6 +202,8 @@ struct DataParallelReport {
     bool find_unused = false;
     bool static_graph = false;
     bool gradient_as_bucket_view = false;
+    bool could_be_views =
+        false; ///< gradients were copied; with gradient_as_bucket_view they need not
     bool broadcast_buffers = false;
 
     // Averages over the rounds in which this rank trained and that a TraceTimeline recorded completely;
@@ -230,7 +232,7 @@ template <class Ddp>
     DataParallelReport report;
     report.rank = static_cast<int>(ddp.join_communicator().rank());
     report.world_size = static_cast<int>(ddp.join_communicator().size());
-    report.reduction = std::remove_reference_t<decltype(ddp.reduction())>::name;
+    report.reduction = ddp.reduction().name;
     detail::add_buckets(report, ddp.buckets());
     report.buckets_are_final = !ddp.is_rebuild_due();
     auto const& options = ddp.options();
@@ -239,6 +241,7 @@ template <class Ddp>
     report.find_unused = options.find_unused;
     report.static_graph = options.static_graph;
     report.gradient_as_bucket_view = options.gradient_as_bucket_view;
+    report.could_be_views = ddp.copies_without_need();
     report.broadcast_buffers = options.broadcast_buffers;
     if constexpr (std::is_same_v<std::remove_cvref_t<decltype(ddp.timeline())>, TraceTimeline>) {
         detail::add_times(report, ddp.timeline().events());
@@ -250,7 +253,8 @@ template <class Ddp>
     return report;
 }
 
-/// As a table for people: a line for each member, with its unit, but for those that are none.
+/// As a table for people: a line for each member, with its unit, but for those that are none. If gradients could be views
+/// of the buckets, a last line says so.
 [[nodiscard]] std::string to_string(DataParallelReport const& report);
 
 /// As one line of JSON: an object with the members under their names, but those that are none. "_nanoseconds" follows the name of a
@@ -357,6 +361,7 @@ void for_each_member(DataParallelReport const& report, F const& f) {
     f("find_unused", report.find_unused, "");
     f("static_graph", report.static_graph, "");
     f("gradient_as_bucket_view", report.gradient_as_bucket_view, "");
+    f("could_be_views", report.could_be_views, "");
     f("broadcast_buffers", report.broadcast_buffers, "");
     f("timed_rounds", report.timed_rounds, "");
     f("round", report.round.count(), "_nanoseconds");
@@ -388,6 +393,9 @@ JOINABLE_DEFINITION std::string to_string(DataParallelReport const& report) {
             table += '\n';
         }
     );
+    if (report.could_be_views) {
+        table += "gradients could be views of the buckets: set gradient_as_bucket_view\n";
+    }
     return table;
 }
 

@@ -1654,17 +1654,6 @@ void narrow_to(std::byte* to, float const* from, std::size_t count) noexcept {
     ConvertLoops<Narrow<Stored>>::of()(reinterpret_cast<std::byte const*>(from), to, count);
 }
 
-/// Calls f with the floating-point dtype as a type.
-template <class F>
-void visit_floating(DType dtype, F const& f) {
-    switch (dtype) {
-    case DType::f16: return f(std::type_identity<Half>{});
-    case DType::bf16: return f(std::type_identity<BFloat16>{});
-    case DType::f64: return f(std::type_identity<double>{});
-    default: return f(std::type_identity<float>{});
-    }
-}
-
 /// Steps elements in host memory.
 template <class Stored, class Rule>
 void update_as(Rule const& rule, DeviceUpdate const& update) {

@@ -5,29 +5,74 @@
 #include <cstddef>
 #include <string_view>
 
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/pieces.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/reduce_op.hpp>
+#include <joinable/tensor/shape.hpp>
 
 namespace joinable { inline namespace v0 {
+
+/// A parameter's gradient in a bucket: dense, in the order of its strides.
+struct BucketPart {
+    std::size_t bucket;    ///< the index of its bucket
+    std::size_t parameter; ///< its index in the ParameterList
+    std::size_t offset;    ///< of its first element in the bucket, in elements
+    std::size_t count;     ///< elements
+    DType dtype;
+    Shape extents;
+    Shape strides; ///< in elements
+};
+
+/// A list of parts, which the reducer has. As light as it can be: every training compiles it.
+class BucketParts {
+public:
+    constexpr BucketParts() noexcept = default;
+    constexpr BucketParts(BucketPart const* data, std::size_t count) noexcept
+        : data_{data}, count_{count} {}
+
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return count_; }
+    [[nodiscard]] constexpr BucketPart const& operator[](std::size_t k) const noexcept {
+        return data_[k];
+    }
+    [[nodiscard]] constexpr BucketPart const* begin() const noexcept { return data_; }
+    [[nodiscard]] constexpr BucketPart const* end() const noexcept { return data_ + count_; }
+
+private:
+    BucketPart const* data_ = nullptr;
+    std::size_t count_ = 0;
+};
 
 /// The payload of one collective of a reducer: a bucket, or a run of its parameters if some of them
 /// are not used. The same runs on all ranks.
 struct BucketRun {
     std::size_t bucket; ///< its index
     Buffer buffer;      ///< in the bucket's memory, valid as long as the reducer
+    /// The parameters of the run, in the order in which they lie in the buffer, without gaps.
+    BucketParts parts = {};
     /// Where its parts lie, if not in the buffer. Only AllReduce itself gets them. start() may change the list.
     detail::BufferPieces pieces = {};
+
+    /// The elements of part `k`.
+    [[nodiscard]] Buffer part(std::size_t k) const noexcept {
+        std::size_t const begin = parts[k].offset - parts[0].offset;
+        return {
+            static_cast<std::byte*>(buffer.data) + begin * size_of(buffer.dtype),
+            parts[k].count,
+            buffer.dtype
+        };
+    }
 };
 
 namespace detail {
 
 template <class R>
-concept names_reduction = requires {
-    { R::name } -> std::convertible_to<std::string_view>;
+concept names_reduction = requires(R const& reduction) {
+    { reduction.name } -> std::convertible_to<std::string_view>;
 };
 template <class R>
 concept says_whether_it_delivers = requires(R const& reduction) {
@@ -44,6 +89,33 @@ concept starts_runs = requires(R& reduction, Comm& comm, BucketRun const& run, d
 template <class R, class Comm>
 concept finishes_runs =
     requires(R& reduction, Comm& comm, BucketRun const& run) { reduction.finish(comm, run); };
+template <class R, class Comm>
+concept prepares_runs =
+    requires(R& reduction, Comm& comm, BucketParts parts) { reduction.prepare(comm, parts); };
+
+/// How many collectives a run needs, one after another.
+template <class R>
+inline constexpr std::size_t steps_of = 1;
+template <class R>
+    requires requires { R::steps; }
+inline constexpr std::size_t steps_of<R> = R::steps;
+
+template <class R, class Comm>
+concept advances_runs =
+    steps_of<R> == 1 || requires(R& reduction, Comm& comm, BucketRun const& run, std::size_t step) {
+        {
+            reduction.advance(comm, run, step)
+        } -> std::same_as<decltype(reduction.start(comm, run, 1.0, true))>;
+    };
+
+/// The settings of a reduction, which ranks compare.
+template <class R>
+void agree_on_reduction(AgreementList& list, R const& reduction) {
+    list.add("reduction", reduction.name);
+    if constexpr (requires { reduction.agree_on(list); }) {
+        reduction.agree_on(list);
+    }
+}
 
 } // namespace detail
 
@@ -52,7 +124,7 @@ concept finishes_runs =
 /// `reduction` is an lvalue of `R`, `comm` of `Comm`, `run` a BucketRun.
 /// | expression                      | result      | meaning                                        |
 /// |---------------------------------|-------------|------------------------------------------------|
-/// | `R::name`                       | string view | for error texts; ranks compare it              |
+/// | `reduction.name`                | string view | for error texts; ranks compare it              |
 /// | `reduction.delivers`            | bool        | whether run.buffer holds the averages after    |
 /// |                                 |             | finish(): then the reducer writes them into    |
 /// |                                 |             | the gradients of all ranks. Else the reduction |
@@ -64,20 +136,35 @@ concept finishes_runs =
 /// |                                 |             | contributes; else the run holds zeros          |
 /// | `reduction.finish(comm, run)`   |             | called after waiting for the work, in the order|
 /// |                                 |             | of start(); may release what the run needed    |
+///
+/// It may have these members, too. `parts` is a BucketParts, `list` an AgreementList:
+/// | expression                          | meaning                                                          |
+/// |-------------------------------------|------------------------------------------------------------------|
+/// | `R::steps`                          | the collectives of a run, one after another; 1 if it is not there|
+/// | `reduction.advance(comm, run, step)`| starts the next one, for `step` from 1 to steps - 1, once the one|
+/// |                                     | before has ended; returns what start() returns, which may be     |
+/// |                                     | complete. In the order of start(), one step of all runs after    |
+/// |                                     | another, when the pass is over                                   |
+/// | `reduction.prepare(comm, parts)`    | local; `parts` of all buckets, in their order, valid until the   |
+/// |                                     | next call. When the reducer is made and when its buckets are cut |
+/// |                                     | anew: the place to allocate. State is kept by parameter          |
+/// | `reduction.end_iteration()`         | on every rank, once its averages are where they belong           |
+/// | `reduction.agree_on(list)`          | lists settings, which ranks compare with those of others         |
 /// Not checkable, but required: start() issues the same collectives on every rank, whether the rank
-/// contributes or not. The reducer owns the reduction. Models: AllReduce, and inside ShardedDataParallel a sum to owners.
+/// contributes or not. The reducer owns the reduction. Models: AllReduce, those of <joinable/compression.hpp>, and inside
+/// ShardedDataParallel a sum to owners.
 template <class R, class Comm>
-concept BucketReduction =
-    std::move_constructible<R> && Communicator<Comm> && detail::names_reduction<R> &&
-    detail::says_whether_it_delivers<R> && detail::says_whether_it_scales<R, Comm> &&
-    detail::starts_runs<R, Comm> && detail::finishes_runs<R, Comm>;
+concept BucketReduction = std::move_constructible<R> && Communicator<Comm> &&
+                          detail::names_reduction<R> && detail::says_whether_it_delivers<R> &&
+                          detail::says_whether_it_scales<R, Comm> && detail::starts_runs<R, Comm> &&
+                          detail::finishes_runs<R, Comm> && detail::advances_runs<R, Comm>;
 
 /// Says in one sentence why a class is not a BucketReduction.
 template <class R, class Comm>
 consteval bool models_bucket_reduction() {
     static_assert(
         detail::names_reduction<R>,
-        "BucketReduction: expected a member 'static constexpr std::string_view name'"
+        "BucketReduction: expected a member 'std::string_view name', which may be static"
     );
     static_assert(
         detail::says_whether_it_delivers<R>,
@@ -97,6 +184,11 @@ consteval bool models_bucket_reduction() {
         detail::finishes_runs<R, Comm>,
         "BucketReduction: expected a member 'void finish(Comm&, BucketRun const&)'"
     );
+    static_assert(
+        detail::advances_runs<R, Comm>,
+        "BucketReduction: with more than one step, expected a member 'advance(Comm&, BucketRun const&, std::size_t "
+        "step)' that returns what start() returns"
+    );
     return BucketReduction<R, Comm>;
 }
 
@@ -114,8 +206,6 @@ struct ReductionTurns {
     [[nodiscard]] static bool proceed() { return false; }
     /// No pass needs anything of this iteration any more, or there is none.
     static void end_pass() noexcept {}
-    /// All averages are where they belong.
-    static void end_iteration() {}
     /// A guard begins: forgets what one that failed has left open.
     static void begin_guard() noexcept {}
 };

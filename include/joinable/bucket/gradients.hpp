@@ -87,6 +87,8 @@ public:
 
     /// Moves gradients into the buckets, if they are to be views.
     virtual void take() {}
+    /// Whether the last iteration copied gradients into buckets that could be views of them.
+    [[nodiscard]] virtual bool copies_without_need() const { return false; }
     /// The sum reads gradients that `is_in_reach(memory)` of all ranks where they lie, and writes the averages there.
     /// pack() copies only other ones, zeros, and gradients of another layout. Before the first iteration.
     virtual void leave_in_place(MemoryInReach /*is_in_reach*/) {}

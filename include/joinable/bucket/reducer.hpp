@@ -17,6 +17,7 @@
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/detail/iteration.hpp>
+#include <joinable/bucket/detail/run_parts.hpp>
 #include <joinable/bucket/gradients.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/memory.hpp>
@@ -132,6 +133,11 @@ public:
     /// Whether buckets are still to be cut anew. Local.
     [[nodiscard]] bool is_rebuild_due() const noexcept { return is_rebuild_due_; }
 
+    /// Whether the last iteration copied gradients that BucketOptions::gradient_as_bucket_view would make views of the
+    /// buckets. Local.
+    [[nodiscard]] bool copies_without_need() const {
+        return launched_ != 0 && gradients_->copies_without_need();
+    }
     [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
     [[nodiscard]] Times& timeline() noexcept { return *timeline_; }
     [[nodiscard]] std::shared_ptr<Times> const& shared_timeline() const noexcept {
@@ -265,6 +271,9 @@ public:
         }
         turns().end_pass();
         advance();
+        for (std::size_t step = 1; step < detail::steps_of<Reduction>; ++step) {
+            advance_runs(step);
+        }
         while (finished_ < launched_) {
             finish_oldest();
         }
@@ -276,7 +285,9 @@ public:
         gradients_->device().finish();
         iteration_.end();
         words_ = &own_words_;
-        turns().end_iteration();
+        if constexpr (requires { reduction_.end_iteration(); }) {
+            reduction_.end_iteration();
+        }
     }
 
     /// Runs a whole iteration for a rank that has no gradients: the same collectives with zeros;
@@ -444,10 +455,11 @@ private:
     }
     [[nodiscard]] BucketRun run_of(std::size_t index, std::size_t first, std::size_t last) const {
         Bucket const& bucket = buckets()[index];
+        BucketParts const parts = parts_.of(index, first, last);
         if (last - first == bucket.parameters.size()) {
-            return {index, bucket.buffer};
+            return {index, bucket.buffer, parts};
         }
-        BucketRun run{index, {bucket.views[first].data(), 0, bucket.buffer.dtype}};
+        BucketRun run{index, {bucket.views[first].data(), 0, bucket.buffer.dtype}, parts};
         for (std::size_t k = first; k < last; ++k) {
             run.buffer.count += bucket.views[k].numel();
         }
@@ -480,6 +492,19 @@ private:
             return detail::make_progress(work);
         } catch (...) {
             return false;
+        }
+    }
+    /// Starts the next collective of each run, once its last one has ended.
+    void advance_runs([[maybe_unused]] std::size_t step) {
+        if constexpr (detail::steps_of<Reduction> > 1) {
+            has_failed_start_ = true; // unless all of them start
+            for (std::size_t k = finished_; k < launched_; ++k) {
+                works_[k]->wait();
+                static_cast<void>(
+                    works_[k].emplace(reduction_.advance(comm_, launched_runs_[k].run, step))
+                );
+            }
+            has_failed_start_ = false;
         }
     }
     void finish_oldest() {
@@ -541,6 +566,10 @@ private:
         works_ = std::vector<std::optional<BucketWork>>(runs);
         ranges_ = std::vector<std::optional<Range>>(runs);
         launched_runs_.resize(runs);
+        parts_.list(buckets());
+        if constexpr (detail::prepares_runs<Reduction, Comm>) {
+            reduction_.prepare(comm_, parts_.all());
+        }
     }
 
     Comm& comm_;
@@ -561,6 +590,7 @@ private:
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     std::shared_ptr<Times> timeline_;
+    detail::RunParts<!std::same_as<Reduction, AllReduce>> parts_;
     std::vector<Launched> launched_runs_;      ///< of the works
     std::vector<std::optional<Range>> ranges_; ///< of the works
     bool is_map_posted_ = false;

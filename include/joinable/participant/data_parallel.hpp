@@ -163,6 +163,8 @@ public:
     }
     /// Whether they will be cut anew, by the order in which gradients became ready. Local.
     [[nodiscard]] bool is_rebuild_due() const noexcept { return reducer_->is_rebuild_due(); }
+    /// See Reducer::copies_without_need().
+    [[nodiscard]] bool copies_without_need() const { return reducer_->copies_without_need(); }
     [[nodiscard]] DataParallelOptions const& options() const noexcept { return module_->options(); }
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
@@ -220,7 +222,7 @@ public:
     /// Lists the options and the model. Models whose parameters are listed in another order differ.
     void agree_on(AgreementList& list) const {
         detail::agree_on(list, module_->options());
-        list.add("reduction", Reduction::name);
+        detail::agree_on_reduction(list, reducer_->reduction());
         list.add("model", model_);
         model_collectives_.agree_on(list);
     }
@@ -270,7 +272,7 @@ private:
             detail::check_parameters(list, detail::device_of(comm).id());
             compared.begin_section("options differ: ");
             detail::agree_on(compared, options);
-            compared.add("reduction", Reduction::name);
+            detail::agree_on_reduction(compared, reduction);
             compared.begin_section("models differ: ");
             std::size_t const first = compared.items().size();
             model_ = detail::agree_on(compared, list);

@@ -133,6 +133,17 @@ constexpr decltype(auto) visit_dtype(DType dtype, F&& function) {
 
 namespace detail {
 
+/// Calls f with the floating-point dtype as a type.
+template <class F>
+void visit_floating(DType dtype, F const& f) {
+    switch (dtype) {
+    case DType::f16: return f(std::type_identity<Half>{});
+    case DType::bf16: return f(std::type_identity<BFloat16>{});
+    case DType::f64: return f(std::type_identity<double>{});
+    default: return f(std::type_identity<float>{});
+    }
+}
+
 // Reductions convert by the functions below, so these are written for vectorisers: they have no
 // branches and compare only signed numbers (SSE2 has no other comparison). They are always inlined,
 // so that they are compiled for their caller's instruction set.

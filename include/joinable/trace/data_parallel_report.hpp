@@ -30,6 +30,8 @@ struct DataParallelReport {
     bool find_unused = false;
     bool static_graph = false;
     bool gradient_as_bucket_view = false;
+    bool could_be_views =
+        false; ///< gradients were copied; with gradient_as_bucket_view they need not
     bool broadcast_buffers = false;
 
     // Averages over the rounds in which this rank trained and that a TraceTimeline recorded completely;
@@ -58,7 +60,7 @@ template <class Ddp>
     DataParallelReport report;
     report.rank = static_cast<int>(ddp.join_communicator().rank());
     report.world_size = static_cast<int>(ddp.join_communicator().size());
-    report.reduction = std::remove_reference_t<decltype(ddp.reduction())>::name;
+    report.reduction = ddp.reduction().name;
     detail::add_buckets(report, ddp.buckets());
     report.buckets_are_final = !ddp.is_rebuild_due();
     auto const& options = ddp.options();
@@ -67,6 +69,7 @@ template <class Ddp>
     report.find_unused = options.find_unused;
     report.static_graph = options.static_graph;
     report.gradient_as_bucket_view = options.gradient_as_bucket_view;
+    report.could_be_views = ddp.copies_without_need();
     report.broadcast_buffers = options.broadcast_buffers;
     if constexpr (std::is_same_v<std::remove_cvref_t<decltype(ddp.timeline())>, TraceTimeline>) {
         detail::add_times(report, ddp.timeline().events());
@@ -78,7 +81,8 @@ template <class Ddp>
     return report;
 }
 
-/// As a table for people: a line for each member, with its unit, but for those that are none.
+/// As a table for people: a line for each member, with its unit, but for those that are none. If gradients could be views
+/// of the buckets, a last line says so.
 [[nodiscard]] std::string to_string(DataParallelReport const& report);
 
 /// As one line of JSON: an object with the members under their names, but those that are none. "_nanoseconds" follows the name of a

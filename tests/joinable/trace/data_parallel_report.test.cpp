@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -56,7 +57,7 @@ TEST_CASE("a report has the buckets and options of its model, before and after t
         CHECK(report.bucket_bytes == std::vector<std::size_t>{32, 64});
 
         auto const json = nlohmann::json::parse(to_json(report));
-        CHECK(json.size() == 19);
+        CHECK(json.size() == 20);
         CHECK(json.at("rank") == comm.rank());
         CHECK(json.at("world_size") == comm.size());
         CHECK(json.at("reduction") == std::string{joinable::AllReduce::name});
@@ -73,6 +74,29 @@ TEST_CASE("a report has the buckets and options of its model, before and after t
         CHECK(json.at("timed_rounds") == 0);
         CHECK(json.at("overlap_nanoseconds") == 0);
         CHECK(to_string(report).find("\nbucket_bytes             [32, 64]\n") != std::string::npos);
+    });
+}
+
+TEST_CASE("a report says that gradients could be views of the buckets where they are copied") {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (bool const are_views : {false, true}) {
+            auto params = make_params<double>({4, 8}, 1.0);
+            joinable::DistributedDataParallel ddp{
+                comm, params, joinable::DataParallelOptions{.gradient_as_bucket_view = are_views}
+            };
+            CHECK(!joinable::data_parallel_report(ddp).could_be_views); // nothing was copied yet
+            ddp.forward([] {});
+            ddp.backward([](auto ready) {
+                ready(1);
+                ready(0);
+            });
+            // Threads reach each other's gradients.
+            bool const copies =
+                !are_views && !std::is_same_v<RankCommunicator, joinable::ThreadCommunicator>;
+            auto const report = joinable::data_parallel_report(ddp);
+            CHECK(report.could_be_views == copies);
+            CHECK(to_string(report).ends_with("set gradient_as_bucket_view\n") == copies);
+        }
     });
 }
 

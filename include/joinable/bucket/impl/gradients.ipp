@@ -94,6 +94,12 @@ public:
         layout_.for_each_arena(f);
     }
 
+    [[nodiscard]] bool copies_without_need() const override {
+        return !are_views_ && std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
+            return in_place_[i] == nullptr && parameters_[i].can_set_grad() && has(i) &&
+                   !is_resident(i);
+        });
+    }
     void leave_in_place(MemoryInReach is_in_reach) override {
         if (are_views_) {
             return;

@@ -100,6 +100,7 @@ void for_each_member(DataParallelReport const& report, F const& f) {
     f("find_unused", report.find_unused, "");
     f("static_graph", report.static_graph, "");
     f("gradient_as_bucket_view", report.gradient_as_bucket_view, "");
+    f("could_be_views", report.could_be_views, "");
     f("broadcast_buffers", report.broadcast_buffers, "");
     f("timed_rounds", report.timed_rounds, "");
     f("round", report.round.count(), "_nanoseconds");
@@ -131,6 +132,9 @@ JOINABLE_DEFINITION std::string to_string(DataParallelReport const& report) {
             table += '\n';
         }
     );
+    if (report.could_be_views) {
+        table += "gradients could be views of the buckets: set gradient_as_bucket_view\n";
+    }
     return table;
 }
 

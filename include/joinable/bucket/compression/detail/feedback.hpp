@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/compression/detail/numbers.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
+#include <joinable/communicator/make_arena.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/device/device.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// @throws ContractViolation  the communicator moves memory of a device.
+template <class Comm>
+void require_host_buckets(Comm& comm, std::string_view name) {
+    if (!is_on_host(device_of(comm))) {
+        throw ContractViolation{concat(
+            name, " computes on the host, but these gradients are on a device; use AllReduce there"
+        )};
+    }
+}
+
+/// Memory that every run has to itself, because a bucket may travel in several runs.
+class RunMemory {
+public:
+    /// Local. A run needs `of_run` bytes and `of_part(part)` for each part. `make(bytes)` returns an Arena.
+    template <class F, class Make>
+    void prepare(BucketParts parts, std::size_t of_run, F const& of_part, Make const& make) {
+        begins_.clear();
+        std::size_t bytes = 0;
+        for (BucketPart const& part : parts) {
+            if (begins_.size() <= part.parameter) {
+                begins_.resize(part.parameter + 1);
+            }
+            begins_[part.parameter] = bytes;
+            bytes += (of_run + of_part(part) + alignment - 1) / alignment * alignment;
+        }
+        if (arena_.bytes() < bytes) {
+            arena_ = Arena{}; // not both at a time
+            arena_ = make(bytes);
+        }
+    }
+    /// For messages.
+    template <Communicator Comm, class F>
+    void prepare(Comm& comm, BucketParts parts, std::size_t of_run, F const& of_part) {
+        prepare(parts, of_run, of_part, [&](std::size_t bytes) { return make_arena(comm, bytes); });
+    }
+    template <class T = std::byte>
+    [[nodiscard]] T* of(BucketRun const& run) const noexcept {
+        return reinterpret_cast<T*>(arena_.data() + begins_[run.parts[0].parameter]);
+    }
+
+private:
+    static constexpr std::size_t alignment = Arena::default_alignment;
+
+    Arena arena_;
+    std::vector<std::size_t> begins_; ///< per parameter
+};
+
+/// What a reduction leaves out of this rank's gradients is added to the next ones: the residual, a number for each element,
+/// in the units of the average. Local.
+class Feedback {
+public:
+    /// Keeps the residuals of parameters that it has.
+    void prepare(BucketParts parts) {
+        for (BucketPart const& part : parts) {
+            if (residuals_.size() <= part.parameter) {
+                residuals_.resize(part.parameter + 1);
+            }
+            auto& [memory, dtype] = residuals_[part.parameter];
+            if (memory.bytes() != bytes_of(part)) {
+                memory = Arena{bytes_of(part)};
+                dtype = part.dtype;
+            }
+        }
+        inputs_.prepare(parts, 0, bytes_of, [](std::size_t bytes) { return Arena{bytes}; });
+    }
+
+    /// Writes the sum of a part's gradient and residual to its place in inputs().
+    template <class T>
+    T* add(BucketRun const& run, std::size_t k) {
+        T* const to = inputs<T>(run, k);
+        cast_to(run.part(k), 1.0, to);
+        T const* const residual = this->residual<T>(run.parts[k].parameter);
+        std::size_t const count = run.parts[k].count;
+        for (std::size_t i = 0; i < count; ++i) {
+            to[i] += residual[i];
+        }
+        return to;
+    }
+    /// The numbers of a run, from part `k` on.
+    template <class T>
+    [[nodiscard]] T* inputs(BucketRun const& run, std::size_t k = 0) const noexcept {
+        return inputs_.of<T>(run) + (run.parts[k].offset - run.parts[0].offset);
+    }
+    template <class T>
+    [[nodiscard]] T* residual(std::size_t parameter) const noexcept {
+        return reinterpret_cast<T*>(residuals_[parameter].first.data());
+    }
+    /// Multiplies all residuals.
+    void scale(double factor) {
+        for (std::size_t parameter = 0; parameter < residuals_.size(); ++parameter) {
+            auto const& [memory, dtype] = residuals_[parameter];
+            visit_number(dtype, [&, bytes = memory.bytes()]<class T>(T) {
+                auto* const numbers = reinterpret_cast<std::byte*>(residual<T>(parameter));
+                cast_elements<T, T>(numbers, factor, numbers, bytes / sizeof(T));
+            });
+        }
+    }
+
+private:
+    static std::size_t bytes_of(BucketPart const& part) noexcept {
+        return part.count * number_size(part.dtype);
+    }
+
+    std::vector<std::pair<Arena, DType>> residuals_; ///< per parameter, and the gradient's type
+    RunMemory inputs_;
+};
+
+/// What the gradients become if no rank contributed.
+inline void write_zeros(Buffer buffer) {
+    std::memset(buffer.data, 0, buffer.bytes());
+}
+
+}}} // namespace joinable::v0::detail

@@ -2168,6 +2168,23 @@ MUTATIONS = [
         "bucket/compression.test.cpp", "*settings that differ*",
     ),
     Mutation(
+        "a-step-whose-round-fails-has-no-weight", "participant/periodic_average.hpp",
+        "steps_ += steps; // the optimizer has stepped, whatever comes\n        Round const round = notify_join_context(*this);",
+        "Round const round = notify_join_context(*this);\n        steps_ += steps;",
+        "participant/periodic_average.test.cpp", "*where its round fails*",
+    ),
+    Mutation(
+        "values-of-a-rank-that-did-not-step-are-multiplied", "participant/periodic_average.hpp",
+        "if (steps_ == 0) {", "if (steps_ == 77) {",
+        "participant/periodic_average.test.cpp", "*has not stepped*",
+    ),
+    Mutation(
+        "an-average-has-one-weight-for-all", "participant/periodic_average.hpp",
+        "static_cast<double>(steps_) / static_cast<double>(total);",
+        "(steps_ == 0 ? 0.0 : 1.0) / static_cast<double>(comm_.size());",
+        "participant/periodic_average.test.cpp", "*by how often*",
+    ),
+    Mutation(
         "a-run-has-the-parts-of-its-bucket", "bucket/detail/run_parts.hpp",
         "std::size_t const begin = first_[bucket] + first;", "std::size_t const begin = first_[bucket] + 0 * first;",
         "bucket/compression.test.cpp", "*what ranks keep*",

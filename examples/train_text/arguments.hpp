@@ -216,7 +216,7 @@ inline void add_training_options(CLI::App& app, Options& options) {
         .transform(one_of(reductions));
     group.add("--density", options.density, "X", "The part of the elements that topk sends.")
         .check(CLI::Range(1e-6, 1.0));
-    group.add("--rank", options.rank, "N", "The vectors of each matrix that powersgd sends.")
+    group.add("--vectors", options.vectors, "N", "How many of each matrix powersgd sends.")
         .check(CLI::Range(1, 64));
     group
         .add(
@@ -310,6 +310,16 @@ inline Options parse(CLI::App& app, int argc, char** argv, std::string const& re
                             options.device == Where::host;
     if (options.reduction != Reduction::all_reduce && !can_choose) {
         throw CLI::ValidationError{"--reduction", "needs sgd, --sharding none and --device host"};
+    }
+    for (auto const& [option, reduction] :
+         {std::pair{"--density", Reduction::topk}, {"--vectors", Reduction::powersgd}}) {
+        if (app.count(option) != 0 && options.reduction != reduction) {
+            throw CLI::ValidationError{
+                option,
+                reduction == Reduction::topk ? "needs --reduction topk"
+                                             : "needs --reduction powersgd"
+            };
+        }
     }
     if (options.paths.empty()) {
         options.paths = {repository};

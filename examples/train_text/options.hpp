@@ -55,8 +55,8 @@ struct Options {
     Rule rule = Rule::sgd;
     Sharding sharding = Sharding::none;
     Reduction reduction = Reduction::all_reduce;
-    double density = 0.1; ///< of TopK
-    std::size_t rank = 2; ///< of PowerSgd
+    double density = 0.1;    ///< of TopK
+    std::size_t vectors = 2; ///< of each matrix, for PowerSgd
     std::optional<float> given_rate = {};
     float momentum = 0.9F;
     SaveOptions save = {};

@@ -97,6 +97,16 @@ public:
     void finish(Comm& comm, joinable::BucketRun const& run) {
         std::visit([&](auto& one) { one.finish(comm, run); }, chosen_);
     }
+    void agree_on(joinable::AgreementList& list) const {
+        std::visit(
+            [&](auto const& one) {
+                if constexpr (requires { one.agree_on(list); }) {
+                    one.agree_on(list);
+                }
+            },
+            chosen_
+        );
+    }
     void end_iteration() {
         std::visit(
             [](auto& one) {
@@ -119,7 +129,7 @@ private:
     case Reduction::int8: return ChosenReduction{joinable::Int8Compression{}};
     case Reduction::topk: return ChosenReduction{joinable::TopK{.density = options.density}};
     default:
-        return ChosenReduction{joinable::PowerSgd{.rank = options.rank, .start_iteration = 10}};
+        return ChosenReduction{joinable::PowerSgd{.rank = options.vectors, .start_iteration = 10}};
     }
 }
 

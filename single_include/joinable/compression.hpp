@@ -903,7 +903,7 @@ namespace joinable { inline namespace v0 {
 /// of the gradients, but for rounding. A round whose averages are not finite delivers them and leaves the residuals; so
 /// does one without contributors, which delivers zeros. A block with a number that is not finite, or above 4e40, becomes NaN. For buckets
 /// in host memory: for others the model is refused when it is made.
-/// Complexity: linear in the elements. Memory: two numbers and two bytes for each, and 280 bytes for each parameter and rank.
+/// Complexity: linear in the elements. Memory: two numbers and two bytes for each, and 284 bytes for each parameter and rank.
 struct Int8Compression {
     static constexpr std::string_view name = "Int8Compression";
     static constexpr bool delivers = true;
@@ -1637,7 +1637,7 @@ namespace joinable { inline namespace v0 {
 
 /// Sends of each gradient only the elements that are largest in absolute value, with their indices, by one all-gather. All
 /// others are added to the rank's next gradient. Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", 2018.
-/// Of n elements it sends max(1, density x n), as 8 bytes each (16 of f64); a number that is not finite counts as the
+/// Of n elements it sends max(1, density x n), as 8 bytes each (12 of f64); a number that is not finite counts as the
 /// largest. Entries are added in rank order. A bucket for which that would be more bytes than its own, from all ranks
 /// together, travels whole. The averages delivered plus the residuals of all ranks are the sum of the gradients, but for
 /// rounding. A bucket whose averages are not finite delivers them and leaves its residuals; so does a round without
@@ -1879,26 +1879,30 @@ struct PeriodicAverageOptions {
 };
 
 /// Averages the values of a model now and then, in place of its gradients in each round: local SGD. Each rank steps by its
-/// own gradients. Source: Stich, "Local SGD Converges Fast and Communicates Little", 2019; PyTorch calls it
-/// PeriodicModelAverager.
+/// own gradients. Source: Stich, "Local SGD Converges Fast and Communicates Little", 2019. PyTorch's
+/// PeriodicModelAverager counts from its warm-up on, and does not weigh.
 ///
-/// Active ranks call step() once in every round, after their optimizer. Every `period`-th round, after the first `start`,
-/// all ranks get the average of the values, each rank's weighted by how often it stepped since the last average. Joined
-/// ranks receive it, and contribute what they stepped before they joined. The end of a guard averages what is left. The
-/// state of an optimizer is not averaged. The parameters need no gradients. Memory: the values once more.
+/// Active ranks call step() once in every training round, after their optimizer. Every `period`-th round, after the first
+/// `start`, all ranks get the average of the values, each rank's weighted by how often it stepped since the last average:
+/// the first one comes after `start + period` rounds. Joined ranks receive it, and contribute what they stepped before they
+/// joined. finish() of a guard averages what is left; after a guard that is not enabled or ended early, and outside of
+/// guards, average() does. Frozen parameters are not averaged, nor is the state of an optimizer. Parameters need no
+/// gradients. Values of 16 bits are rounded when they are weighted, and again as a sum. Memory: the values once more.
 template <Communicator Comm>
 class PeriodicAverage {
 public:
     /// Collective. All ranks agree on parameters and options, then take rank 0's values. `parameters` is a range that
     /// joinable::parameters() takes, or its result; `comm` and what it refers to must outlive this.
-    /// @throws ContractViolation  the period is 0, a value is missing or on another device, or the device has no kernels
-    ///         that scale; the other ranks throw PeerFailed.
+    /// @throws ContractViolation  the period is 0, a value is missing or on another device, a trained one is of integers, thread
+    ///         ranks train the same memory, or the device has no kernels that scale; the other ranks throw PeerFailed.
     /// @throws Mismatch  ranks have different options or models.
     template <class Parameters>
     PeriodicAverage(Comm& comm, Parameters&& parameters, PeriodicAverageOptions const& options = {})
         : comm_{comm}, options_{options}, control_{comm} {
         detail::require_unguarded(detail::identity_of(comm), "a PeriodicAverage that is made");
+        detail::ModelEntry entry{comm};
         AgreementList compared;
+        std::optional<detail::CoalescedBroadcast> values;
         std::exception_ptr const error = detail::exception_of([&] {
             parameters_ = joinable::parameters(std::forward<Parameters>(parameters));
             check();
@@ -1915,10 +1919,21 @@ public:
                 detail::BufferMemory{comm}
             };
             works_ = std::vector<std::optional<work_of<Comm>>>(layout_.buckets().size());
+            std::vector<AnyView> views;
+            for (AnyParameter const& parameter : parameters_) {
+                views.push_back(parameter.value());
+            }
+            values.emplace(
+                detail::tensor_list(std::move(views)),
+                options.bucket_bytes,
+                "value",
+                detail::BufferMemory{comm}
+            );
+            entry.enter(parameters_, false);
         });
         detail::agree(control_, compared, error);
-        steps_ = comm.rank() == 0 ? 1 : 0;
-        average();
+        entry.leave();
+        values->run(comm, 0);
     }
 
     /// This rank has stepped. Collective in a round that averages; else only the notification.
@@ -1926,6 +1941,14 @@ public:
     void step() { take_part(1); }
     /// The same for a rank that has not stepped in this round, because its batch failed.
     void skip() { take_part(0); }
+
+    /// Averages what ranks have stepped since the last average, before its turn. Collective; outside of guards, or in one that
+    /// is not enabled.
+    /// @throws ContractViolation  the communicator is in an enabled guard, whose finish() does it.
+    void average() {
+        detail::require_unguarded(detail::identity_of(comm_), "PeriodicAverage::average()");
+        average_values();
+    }
 
     /// Rounds in which active ranks called step() or skip().
     [[nodiscard]] std::uint64_t rounds() const noexcept { return rounds_; }
@@ -1935,8 +1958,11 @@ public:
         using runs_after = labels_of<labels::gradients, labels::step>;
 
         explicit Hook(PeriodicAverage& average) noexcept : average_{average} {}
+        static bool takes_part(Round const& round) noexcept {
+            return round.phase() == Phase::train;
+        }
         void main_hook() { average_.end_round(); }
-        void post_hook(bool) { average_.average(); }
+        void post_hook(bool) { average_.average_values(); }
 
     private:
         PeriodicAverage& average_;
@@ -1971,6 +1997,17 @@ private:
             };
         }
         detail::check_parameters(parameters_, detail::device_of(comm_).id());
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            AnyParameter const& parameter = parameters_[i];
+            if (parameter.requires_grad() && !is_floating_point(parameter.value().dtype())) {
+                throw ContractViolation{detail::concat(
+                    detail::describe_parameter(parameters_, i),
+                    " is of ",
+                    name_of(parameter.value().dtype()),
+                    ": values are averaged, which needs floating point; set its requires_grad to false"
+                )};
+            }
+        }
         if (!detail::device_of(comm_).can_scale()) {
             throw ContractViolation{
                 "PeriodicAverage multiplies values, but the kernels of the device are missing; give it its kernels, see "
@@ -1985,20 +2022,18 @@ private:
     }
 
     void take_part(std::uint64_t steps) {
+        steps_ += steps; // the optimizer has stepped, whatever comes
         Round const round = notify_join_context(*this);
-        detail::run_part(*this, round, [&] {
-            steps_ += steps;
-            end_round();
-        });
+        detail::run_part(*this, round, [&] { end_round(); });
     }
     void end_round() {
         ++rounds_;
         if (rounds_ > options_.start && (rounds_ - options_.start) % options_.period == 0) {
-            average();
+            average_values();
         }
     }
     /// All ranks get the average over those that stepped. Nothing, if none did.
-    void average() {
+    void average_values() {
         std::uint64_t total = steps_;
         control_.sum({&total, 1});
         if (total == 0) {

@@ -7158,8 +7158,9 @@ template <class R, class Comm>
 concept finishes_runs =
     requires(R& reduction, Comm& comm, BucketRun const& run) { reduction.finish(comm, run); };
 template <class R, class Comm>
-concept prepares_runs =
-    requires(R& reduction, Comm& comm, BucketParts parts) { reduction.prepare(comm, parts); };
+concept prepares_runs = requires(R& reduction, Comm& comm, BucketParts parts) {
+    reduction.prepare(comm, parts);
+} || requires { &R::prepare; }; // of another signature: the call says so
 
 /// How many collectives a run needs, one after another.
 template <class R>
@@ -7180,7 +7181,7 @@ concept advances_runs =
 template <class R>
 void agree_on_reduction(AgreementList& list, R const& reduction) {
     list.add("reduction", reduction.name);
-    if constexpr (requires { reduction.agree_on(list); }) {
+    if constexpr (requires { reduction.agree_on(list); } || requires { &R::agree_on; }) {
         reduction.agree_on(list);
     }
 }
@@ -9022,7 +9023,7 @@ public:
         gradients_->device().finish();
         iteration_.end();
         words_ = &own_words_;
-        if constexpr (requires { reduction_.end_iteration(); }) {
+        if constexpr (requires { reduction_.end_iteration(); } || requires { &Reduction::end_iteration; }) {
             reduction_.end_iteration();
         }
     }

@@ -37,7 +37,7 @@ ${CXX:-c++} -std=c++20 -O2 -DNDEBUG -pthread -Iinclude tests/benchmarks/collecti
 measure() {
     case $1 in
     openmpi)
-        if [ "$2" -le "$(nproc)" ]; then
+        if [ "$2" -le "$cores" ]; then
             mpirun.openmpi -np "$2" --bind-to core "$out/openmpi" openmpi
         else
             mpirun.openmpi -np "$2" --oversubscribe --mca mpi_yield_when_idle 1 "$out/openmpi" openmpi

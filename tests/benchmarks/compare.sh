@@ -61,7 +61,7 @@ add mlp_pytorch has_pytorch
 if has_pytorch && [ -x "$out/torch" ]; then programs+=(torch_processes torch_pytorch torch_pytorch_views); fi
 {
     sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1
-    echo "$(nproc) cores, $ranks ranks, $(date +%F), $(${CXX:-c++} --version | head -1)"
+    echo "$cores cores, $ranks ranks, $(date +%F), $(${CXX:-c++} --version | head -1)"
     version openmpi-bin mpich libgloo-dev libtorch-dev libopenblas0-pthread
     if has_pytorch; then "$torch_python" -c "import torch; print('PyTorch', torch.__version__)"; fi
 } >>"$out/versions.txt"
@@ -71,7 +71,7 @@ of_benchmark() { # times of Google Benchmark in microseconds: a program, a filte
         awk -F, '/^"/ { gsub(/"/, "", $1); print $1, $3 * ($5 == "ns" ? 1e-3 : $5 == "ms" ? 1e3 : 1) }'
 }
 launch() { # openmpi or mpich, and a program: one core each, if there are so many
-    case $1:$((ranks <= $(nproc))) in
+    case $1:$((ranks <= cores)) in
     openmpi:1) mpirun.openmpi -n "$ranks" --bind-to core "${@:2}" ;;
     openmpi:0) mpirun.openmpi -n "$ranks" --oversubscribe --mca mpi_yield_when_idle 1 "${@:2}" ;;
     mpich:1) mpirun.mpich -n "$ranks" -bind-to core "${@:2}" ;;

@@ -285,7 +285,7 @@ public:
         gradients_->device().finish();
         iteration_.end();
         words_ = &own_words_;
-        if constexpr (requires { reduction_.end_iteration(); }) {
+        if constexpr (requires { reduction_.end_iteration(); } || requires { &Reduction::end_iteration; }) {
             reduction_.end_iteration();
         }
     }

@@ -13,10 +13,12 @@
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/agreement/control.hpp>
+#include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/communicator/model_table.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/hook/join_hook.hpp>
@@ -24,7 +26,10 @@
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/parameter_claims.hpp>
 #include <joinable/participant/detail/model_checks.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/parameters.hpp>
+#include <joinable/tensor/tensor_list.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -35,26 +40,30 @@ struct PeriodicAverageOptions {
 };
 
 /// Averages the values of a model now and then, in place of its gradients in each round: local SGD. Each rank steps by its
-/// own gradients. Source: Stich, "Local SGD Converges Fast and Communicates Little", 2019; PyTorch calls it
-/// PeriodicModelAverager.
+/// own gradients. Source: Stich, "Local SGD Converges Fast and Communicates Little", 2019. PyTorch's
+/// PeriodicModelAverager counts from its warm-up on, and does not weigh.
 ///
-/// Active ranks call step() once in every round, after their optimizer. Every `period`-th round, after the first `start`,
-/// all ranks get the average of the values, each rank's weighted by how often it stepped since the last average. Joined
-/// ranks receive it, and contribute what they stepped before they joined. The end of a guard averages what is left. The
-/// state of an optimizer is not averaged. The parameters need no gradients. Memory: the values once more.
+/// Active ranks call step() once in every training round, after their optimizer. Every `period`-th round, after the first
+/// `start`, all ranks get the average of the values, each rank's weighted by how often it stepped since the last average:
+/// the first one comes after `start + period` rounds. Joined ranks receive it, and contribute what they stepped before they
+/// joined. finish() of a guard averages what is left; after a guard that is not enabled or ended early, and outside of
+/// guards, average() does. Frozen parameters are not averaged, nor is the state of an optimizer. Parameters need no
+/// gradients. Values of 16 bits are rounded when they are weighted, and again as a sum. Memory: the values once more.
 template <Communicator Comm>
 class PeriodicAverage {
 public:
     /// Collective. All ranks agree on parameters and options, then take rank 0's values. `parameters` is a range that
     /// joinable::parameters() takes, or its result; `comm` and what it refers to must outlive this.
-    /// @throws ContractViolation  the period is 0, a value is missing or on another device, or the device has no kernels
-    ///         that scale; the other ranks throw PeerFailed.
+    /// @throws ContractViolation  the period is 0, a value is missing or on another device, a trained one is of integers, thread
+    ///         ranks train the same memory, or the device has no kernels that scale; the other ranks throw PeerFailed.
     /// @throws Mismatch  ranks have different options or models.
     template <class Parameters>
     PeriodicAverage(Comm& comm, Parameters&& parameters, PeriodicAverageOptions const& options = {})
         : comm_{comm}, options_{options}, control_{comm} {
         detail::require_unguarded(detail::identity_of(comm), "a PeriodicAverage that is made");
+        detail::ModelEntry entry{comm};
         AgreementList compared;
+        std::optional<detail::CoalescedBroadcast> values;
         std::exception_ptr const error = detail::exception_of([&] {
             parameters_ = joinable::parameters(std::forward<Parameters>(parameters));
             check();
@@ -71,10 +80,21 @@ public:
                 detail::BufferMemory{comm}
             };
             works_ = std::vector<std::optional<work_of<Comm>>>(layout_.buckets().size());
+            std::vector<AnyView> views;
+            for (AnyParameter const& parameter : parameters_) {
+                views.push_back(parameter.value());
+            }
+            values.emplace(
+                detail::tensor_list(std::move(views)),
+                options.bucket_bytes,
+                "value",
+                detail::BufferMemory{comm}
+            );
+            entry.enter(parameters_, false);
         });
         detail::agree(control_, compared, error);
-        steps_ = comm.rank() == 0 ? 1 : 0;
-        average();
+        entry.leave();
+        values->run(comm, 0);
     }
 
     /// This rank has stepped. Collective in a round that averages; else only the notification.
@@ -82,6 +102,14 @@ public:
     void step() { take_part(1); }
     /// The same for a rank that has not stepped in this round, because its batch failed.
     void skip() { take_part(0); }
+
+    /// Averages what ranks have stepped since the last average, before its turn. Collective; outside of guards, or in one that
+    /// is not enabled.
+    /// @throws ContractViolation  the communicator is in an enabled guard, whose finish() does it.
+    void average() {
+        detail::require_unguarded(detail::identity_of(comm_), "PeriodicAverage::average()");
+        average_values();
+    }
 
     /// Rounds in which active ranks called step() or skip().
     [[nodiscard]] std::uint64_t rounds() const noexcept { return rounds_; }
@@ -91,8 +119,11 @@ public:
         using runs_after = labels_of<labels::gradients, labels::step>;
 
         explicit Hook(PeriodicAverage& average) noexcept : average_{average} {}
+        static bool takes_part(Round const& round) noexcept {
+            return round.phase() == Phase::train;
+        }
         void main_hook() { average_.end_round(); }
-        void post_hook(bool) { average_.average(); }
+        void post_hook(bool) { average_.average_values(); }
 
     private:
         PeriodicAverage& average_;
@@ -127,6 +158,17 @@ private:
             };
         }
         detail::check_parameters(parameters_, detail::device_of(comm_).id());
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            AnyParameter const& parameter = parameters_[i];
+            if (parameter.requires_grad() && !is_floating_point(parameter.value().dtype())) {
+                throw ContractViolation{detail::concat(
+                    detail::describe_parameter(parameters_, i),
+                    " is of ",
+                    name_of(parameter.value().dtype()),
+                    ": values are averaged, which needs floating point; set its requires_grad to false"
+                )};
+            }
+        }
         if (!detail::device_of(comm_).can_scale()) {
             throw ContractViolation{
                 "PeriodicAverage multiplies values, but the kernels of the device are missing; give it its kernels, see "
@@ -141,20 +183,18 @@ private:
     }
 
     void take_part(std::uint64_t steps) {
+        steps_ += steps; // the optimizer has stepped, whatever comes
         Round const round = notify_join_context(*this);
-        detail::run_part(*this, round, [&] {
-            steps_ += steps;
-            end_round();
-        });
+        detail::run_part(*this, round, [&] { end_round(); });
     }
     void end_round() {
         ++rounds_;
         if (rounds_ > options_.start && (rounds_ - options_.start) % options_.period == 0) {
-            average();
+            average_values();
         }
     }
     /// All ranks get the average over those that stepped. Nothing, if none did.
-    void average() {
+    void average_values() {
         std::uint64_t total = steps_;
         control_.sum({&total, 1});
         if (total == 0) {

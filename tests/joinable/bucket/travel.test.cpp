@@ -68,7 +68,13 @@ struct WithoutStart {
     static void finish(ThreadCommunicator&, BucketRun const&);
 };
 
+/// Says that a run needs two collectives, and starts one.
+struct WithoutAdvance : joinable::AllReduce {
+    static constexpr std::size_t steps = 2;
+};
+
 static_assert(joinable::BucketReduction<ToOwners, ThreadCommunicator>);
+static_assert(!joinable::BucketReduction<WithoutAdvance, ThreadCommunicator>);
 static_assert(joinable::BucketReduction<joinable::AllReduce, ThreadCommunicator>);
 static_assert(!joinable::BucketReduction<WithoutFinish, ThreadCommunicator>);
 static_assert(!joinable::BucketReduction<WithoutStart, ThreadCommunicator>);

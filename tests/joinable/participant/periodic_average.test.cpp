@@ -4,7 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <limits>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -161,6 +164,93 @@ TEST_CASE("a rank that throws between averages is PeerFailed on all others") {
         } catch (std::runtime_error const&) {
             CHECK(throws);
         }
+    });
+}
+
+TEST_CASE("a step counts also where its round fails, and average() averages it") {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({3}, 0.0);
+        PeriodicAverage average{comm, params, {.period = 5}};
+        std::uint64_t const own = comm.rank() == 1 ? 1 : 2;
+        try {
+            joinable::Join guard{joinable::participants(average)};
+            for (std::uint64_t round = 1; round <= 2; ++round) {
+                if (round > own) {
+                    throw std::runtime_error{"the engine failed"
+                    }; // between rounds: the others can go on
+                }
+                for (double& value : params[0].value) {
+                    value += static_cast<double>(comm.rank() + 1);
+                }
+                average.step();
+            }
+            guard.finish();
+        } catch (std::exception const&) {
+            CHECK(average.rounds() == 1);
+        }
+        average.average();
+        double sum = 0;
+        double steps = 0;
+        for (int rank = 0; rank < comm.size(); ++rank) {
+            double const of_rank = rank == 1 ? 1 : 2;
+            steps += of_rank;
+            sum += of_rank * of_rank * (rank + 1); // its steps, by its value
+        }
+        CHECK(params[0].value[2] == doctest::Approx(sum / steps).epsilon(1e-12));
+    });
+}
+
+TEST_CASE(
+    "frozen values are rank 0's, a rank that has not stepped adds nothing, and integers are refused"
+) {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        auto params = make_params<float>({3, 4}, static_cast<float>(comm.rank() + 1));
+        params[0].requires_grad = false;
+        PeriodicAverage average{comm, params, {.period = 1}};
+        CHECK(params[0].value[2] == 1.0F);
+        CHECK(params[1].value[3] == 1.0F);
+        bool const steps = comm.rank() == 0;
+        params[0].value.assign(3, static_cast<float>(comm.rank()));
+        params[1].value.assign(4, steps ? 6.0F : std::numeric_limits<float>::quiet_NaN());
+        steps ? average.step() : average.skip();
+        CHECK(params[0].value[0] == static_cast<float>(comm.rank())); // each rank's own
+        CHECK(params[1].value[0] == 6.0F);
+
+        auto counters = make_params<std::int64_t>({2});
+        CHECK_THROWS_WITH_AS(
+            (PeriodicAverage{comm, counters}),
+            doctest::Contains("is of i64: values are averaged"),
+            joinable::ContractViolation
+        );
+    });
+}
+
+TEST_CASE(
+    "a guard that is not enabled averages in turn, evaluations do not count, and average() does the rest"
+) {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({2}, 0.0);
+        PeriodicAverage average{comm, params, {.period = 2}};
+        {
+            joinable::Join guard{joinable::participants(average), {.enable = false}};
+            for (int round = 1; round <= 3; ++round) {
+                params[0].value.assign(2, static_cast<double>((comm.rank() + 1) * round));
+                average.step();
+            }
+            guard.finish();
+        }
+        double const mean = static_cast<double>(comm.size() + 1) / 2;
+        CHECK(params[0].value[0] == static_cast<double>(3 * (comm.rank() + 1)));
+        average.average();
+        CHECK(params[0].value[1] == doctest::Approx(3 * mean));
+        joinable::Join guard{joinable::participants(average)};
+        guard.next(true, {.phase = joinable::Phase::evaluate});
+        CHECK(average.rounds() == 3);
+        CHECK_THROWS_WITH_AS(
+            average.average(),
+            doctest::Contains("PeriodicAverage::average()"),
+            joinable::ContractViolation
+        );
     });
 }
 

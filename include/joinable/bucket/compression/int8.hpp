@@ -31,7 +31,7 @@ namespace joinable { inline namespace v0 {
 /// of the gradients, but for rounding. A round whose averages are not finite delivers them and leaves the residuals; so
 /// does one without contributors, which delivers zeros. A block with a number that is not finite, or above 4e40, becomes NaN. For buckets
 /// in host memory: for others the model is refused when it is made.
-/// Complexity: linear in the elements. Memory: two numbers and two bytes for each, and 280 bytes for each parameter and rank.
+/// Complexity: linear in the elements. Memory: two numbers and two bytes for each, and 284 bytes for each parameter and rank.
 struct Int8Compression {
     static constexpr std::string_view name = "Int8Compression";
     static constexpr bool delivers = true;

@@ -27,7 +27,7 @@ namespace joinable { inline namespace v0 {
 
 /// Sends of each gradient only the elements that are largest in absolute value, with their indices, by one all-gather. All
 /// others are added to the rank's next gradient. Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", 2018.
-/// Of n elements it sends max(1, density x n), as 8 bytes each (16 of f64); a number that is not finite counts as the
+/// Of n elements it sends max(1, density x n), as 8 bytes each (12 of f64); a number that is not finite counts as the
 /// largest. Entries are added in rank order. A bucket for which that would be more bytes than its own, from all ranks
 /// together, travels whole. The averages delivered plus the residuals of all ranks are the sum of the gradients, but for
 /// rounding. A bucket whose averages are not finite delivers them and leaves its residuals; so does a round without

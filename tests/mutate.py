@@ -2185,6 +2185,16 @@ MUTATIONS = [
         "participant/periodic_average.test.cpp", "*by how often*",
     ),
     Mutation(
+        "a-loss-scale-grows-after-a-skipped-step", "optimizer/impl/before_step.ipp",
+        "        scale *= backoff;\n        steps = 0;", "        scale *= backoff;",
+        "participant/zero_redundancy_optimizer.test.cpp", "LossScaler*",
+    ),
+    Mutation(
+        "gradients-stay-scaled", "optimizer/impl/before_step.ipp",
+        "gradients.scale(1.0 / scale);", "gradients.scale(1.0);",
+        "participant/zero_redundancy_optimizer.test.cpp", "LossScaler*",
+    ),
+    Mutation(
         "a-run-has-the-parts-of-its-bucket", "bucket/detail/run_parts.hpp",
         "std::size_t const begin = first_[bucket] + first;", "std::size_t const begin = first_[bucket] + 0 * first;",
         "bucket/compression.test.cpp", "*what ranks keep*",

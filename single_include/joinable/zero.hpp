@@ -125,14 +125,36 @@ private:
     std::vector<double> squares_;
 };
 
+/// The scale of a loss, without which gradients of 16 bits would be too small for their type: the rule of PyTorch's
+/// GradScaler. The engine multiplies its loss by `scale`. As ZeroOptions::before_step, `std::ref(scaler)` beside
+/// `.shared = {scaler}`, it divides the averages by it, or skips the step on all ranks where one is not finite. In a Step
+/// there are the same averages on all ranks: there the body calls update().
+struct LossScaler {
+    double scale = 65536; ///< above 0
+    double growth = 2;    ///< of the scale, after `interval` steps by finite gradients; at least 1
+    double backoff = 0.5; ///< of the scale, where a gradient is not finite; above 0 and below 1
+    std::uint64_t interval = 2000; ///< at least 1
+    std::uint64_t steps = 0;       ///< by finite gradients, since the scale changed
+
+    /// Collective. Allocates a number for each parameter.
+    /// @throws ContractViolation  what update() throws; the gradients are on a device without kernels. Nothing was changed.
+    bool operator()(ShardGradients const& gradients);
+    /// Changes the scale as the rule says, and returns `are_finite`, which is whether to step. Local; all ranks say the
+    /// same.
+    /// @throws ContractViolation  a member is out of range. Nothing was changed.
+    bool update(bool are_finite);
+};
+
 }} // namespace joinable::v0
 
 // ---- joinable/optimizer/impl/before_step.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <string_view>
 
 namespace joinable { inline namespace v0 {
 
@@ -174,6 +196,64 @@ JOINABLE_DEFINITION bool ClipNorm::operator()(ShardGradients const& gradients) {
         gradients.scale(factor);
     }
     return true;
+}
+
+namespace detail {
+
+inline void check_scaler(LossScaler const& scaler) {
+    auto const require =
+        [](bool is_right, std::string_view member, auto value, std::string_view wanted) {
+            if (!is_right) {
+                throw ContractViolation{
+                    concat("LossScaler: ", member, " is ", value, "; give ", wanted)
+                };
+            }
+        };
+    require(
+        scaler.scale > 0 && std::isfinite(scaler.scale), "scale", scaler.scale, "a number above 0"
+    );
+    require(
+        scaler.growth >= 1 && std::isfinite(scaler.growth),
+        "growth",
+        scaler.growth,
+        "a number of at least 1"
+    );
+    require(
+        scaler.backoff > 0 && scaler.backoff < 1,
+        "backoff",
+        scaler.backoff,
+        "a number above 0 and below 1"
+    );
+    require(
+        scaler.interval != 0, "interval", scaler.interval, "the steps after which the scale grows"
+    );
+}
+
+} // namespace detail
+
+JOINABLE_DEFINITION bool LossScaler::operator()(ShardGradients const& gradients) {
+    detail::check_scaler(*this);
+    std::vector<double> squares(gradients.parameter_count());
+    gradients.sum_squares(squares);
+    bool const are_finite = std::all_of(squares.begin(), squares.end(), [](double square) {
+        return std::isfinite(square);
+    });
+    if (are_finite) {
+        gradients.scale(1.0 / scale);
+    }
+    return update(are_finite);
+}
+
+JOINABLE_DEFINITION bool LossScaler::update(bool are_finite) {
+    detail::check_scaler(*this);
+    if (!are_finite) {
+        scale *= backoff;
+        steps = 0;
+    } else if (++steps == interval) {
+        scale = std::isfinite(scale * growth) ? scale * growth : scale;
+        steps = 0;
+    }
+    return are_finite;
 }
 
 }} // namespace joinable::v0

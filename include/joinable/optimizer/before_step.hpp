@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -102,6 +103,26 @@ private:
     double max_norm_;
     double norm_ = 0;
     std::vector<double> squares_;
+};
+
+/// The scale of a loss, without which gradients of 16 bits would be too small for their type: the rule of PyTorch's
+/// GradScaler. The engine multiplies its loss by `scale`. As ZeroOptions::before_step, `std::ref(scaler)` beside
+/// `.shared = {scaler}`, it divides the averages by it, or skips the step on all ranks where one is not finite. In a Step
+/// there are the same averages on all ranks: there the body calls update().
+struct LossScaler {
+    double scale = 65536; ///< above 0
+    double growth = 2;    ///< of the scale, after `interval` steps by finite gradients; at least 1
+    double backoff = 0.5; ///< of the scale, where a gradient is not finite; above 0 and below 1
+    std::uint64_t interval = 2000; ///< at least 1
+    std::uint64_t steps = 0;       ///< by finite gradients, since the scale changed
+
+    /// Collective. Allocates a number for each parameter.
+    /// @throws ContractViolation  what update() throws; the gradients are on a device without kernels. Nothing was changed.
+    bool operator()(ShardGradients const& gradients);
+    /// Changes the scale as the rule says, and returns `are_finite`, which is whether to step. Local; all ranks say the
+    /// same.
+    /// @throws ContractViolation  a member is out of range. Nothing was changed.
+    bool update(bool are_finite);
 };
 
 }} // namespace joinable::v0

@@ -596,6 +596,83 @@ TEST_CASE("an infinite gradient on one rank makes all ranks skip the step, joine
     });
 }
 
+TEST_CASE(
+    "LossScaler divides by its scale, and skips and changes it on all ranks, joined owners too"
+) {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        joinable::LossScaler scaler{.scale = 8, .interval = 2};
+        std::vector<StridedParam> params = make({});
+        std::vector<StridedParam> expected = make({});
+        DistributedDataParallel ddp{comm, params};
+        DistributedDataParallel other{comm, expected};
+        ZeroRedundancyOptimizer zero{
+            comm,
+            params,
+            Sgd{.learning_rate = 0.5},
+            {.before_step = std::ref(scaler), .shared = {scaler}}
+        };
+        WholeOptimizer whole{expected, Sgd{.learning_rate = 0.5}};
+        int rounds = 0;
+        Step step{comm, [&] {
+                      if (rounds++ != 3) { // the round with the infinity
+                          whole.step();
+                      }
+                  }};
+        Join guard{participants(ddp, zero, other, step)};
+        std::vector<double> scales;
+        for (int round = 0; round < (comm.rank() == comm.size() - 1 ? 6 : 1); ++round) {
+            scales.push_back(scaler.scale);
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) {
+                backward(params, {}, comm.rank(), round, [](std::size_t) {});
+                for (std::size_t i = params.size(); i-- > 0;) {
+                    Numbers numbers = read(params[i].grad);
+                    for (double& number : numbers) {
+                        number *= scaler.scale;
+                    }
+                    if (round == 3 && i == 2) {
+                        numbers[0] = std::numeric_limits<double>::infinity();
+                    }
+                    write(params[i].grad, numbers);
+                    ready(i);
+                }
+            });
+            other.forward([] {});
+            other.backward([&](auto ready) { backward(expected, {}, comm.rank(), round, ready); });
+            zero.step();
+            step.step();
+        }
+        guard.finish();
+        // As GradScaler: two steps, then twice the scale; half of it where a step was skipped.
+        CHECK(scaler.scale == 16.0);
+        CHECK(scaler.steps == 0);
+        if (comm.rank() == comm.size() - 1) {
+            CHECK(scales == std::vector<double>{8, 8, 16, 16, 8, 8});
+        }
+        CHECK(values_of(params) == values_of(expected));
+    });
+}
+
+TEST_CASE("a LossScaler whose members make no sense is refused in a sentence, and stays as it is") {
+    using joinable::LossScaler;
+    for (LossScaler scaler :
+         {LossScaler{.scale = 0},
+          LossScaler{.scale = std::numeric_limits<double>::infinity()},
+          LossScaler{.growth = 0.5},
+          LossScaler{.backoff = 1},
+          LossScaler{.backoff = 0},
+          LossScaler{.interval = 0}}) {
+        double const scale = scaler.scale;
+        CHECK_THROWS_WITH_AS(
+            scaler.update(false), doctest::Contains("LossScaler: "), ContractViolation
+        );
+        CHECK(scaler.scale == scale);
+    }
+    LossScaler largest{.scale = 1e308, .interval = 1};
+    CHECK(largest.update(true));
+    CHECK(largest.scale == 1e308); // and not infinite
+}
+
 TEST_CASE("a copy of a shared object refers to what it was made of") {
     LossScale loss;
     joinable::SharedObject object{loss};

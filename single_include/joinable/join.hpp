@@ -7204,7 +7204,8 @@ void agree_on_reduction(AgreementList& list, R const& reduction) {
 /// | factor, contributes)`           |             | `factor` is 1 unless it scales and this rank   |
 /// |                                 |             | contributes; else the run holds zeros          |
 /// | `reduction.finish(comm, run)`   |             | called after waiting for the work, in the order|
-/// |                                 |             | of start(); may release what the run needed    |
+/// |                                 |             | of start(); may write the averages, and release |
+/// |                                 |             | what the run needed                            |
 ///
 /// It may have these members, too. `parts` is a BucketParts, `list` an AgreementList:
 /// | expression                          | meaning                                                          |

@@ -32,7 +32,7 @@ inline constexpr std::array<std::string_view, 4> cast_names{
 template <DType To, class Next = AllReduce>
 struct CastTo {
     static_assert(is_floating_point(To), "CastTo: expected DType::f16, bf16, f32 or f64");
-    static_assert(
+    static_assert( // one that keeps feedback sends numbers of f32
         !is_half_precision(To) || !requires(Next& next) { next.feedback; },
         "CastTo: PowerSgd, TopK and Int8Compression send the same bytes whatever a bucket holds; give them alone"
     );

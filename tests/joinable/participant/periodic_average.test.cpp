@@ -120,13 +120,13 @@ TEST_CASE("what an average cannot be beside is refused in a sentence, and differ
         PeriodicAverage average{comm, params};
         joinable::Step step{comm, [] {}};
         CHECK_THROWS_WITH_AS(
-            (joinable::Join{joinable::participants(average, step)}),
+            static_cast<void>(joinable::Join{joinable::participants(average, step)}),
             doctest::Contains("step without a participant"),
             joinable::ContractViolation
         );
         joinable::DistributedDataParallel ddp{comm, params};
         CHECK_THROWS_WITH_AS(
-            (joinable::Join{joinable::participants(average, ddp)}),
+            static_cast<void>(joinable::Join{joinable::participants(average, ddp)}),
             doctest::Contains("average"),
             joinable::ContractViolation
         );

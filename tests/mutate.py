@@ -2118,7 +2118,7 @@ MUTATIONS = [
     # -- how a bucket travels ---------------------------------------------------------------------
     Mutation(
         "powersgd-keeps-nothing", "bucket/compression/power_sgd.hpp",
-        "residual[j] = inputs[j] - residual[j];", "residual[j] = 0 * inputs[j];",
+        "inputs[i * mine.size.columns + j] -= product[j];", "inputs[i * mine.size.columns + j] = 0 * product[j];",
         "bucket/compression.test.cpp", "*what ranks keep*",
     ),
     Mutation(
@@ -2133,7 +2133,7 @@ MUTATIONS = [
     ),
     Mutation(
         "topk-sends-what-it-keeps", "bucket/compression/top_k.hpp",
-        "residual[message[at]] = 0;", "",
+        "inputs[message[at]] = 0;", "",
         "bucket/compression.test.cpp", "*what ranks keep*",
     ),
     Mutation(

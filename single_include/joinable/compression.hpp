@@ -615,6 +615,12 @@ public:
     [[nodiscard]] T* residual(std::size_t parameter) const noexcept {
         return reinterpret_cast<T*>(residuals_[parameter].first.data());
     }
+    /// Makes what is left in the inputs of a part its residual.
+    template <class T>
+    void keep(BucketRun const& run, std::size_t k) {
+        BucketPart const& part = run.parts[k];
+        std::copy_n(inputs<T>(run, k), part.count, residual<T>(part.parameter));
+    }
     /// Multiplies all residuals.
     void scale(double factor) {
         for (std::size_t parameter = 0; parameter < residuals_.size(); ++parameter) {
@@ -1086,8 +1092,7 @@ private:
             return;
         }
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
-            T* const residual = feedback.residual<T>(run.parts[k].parameter);
-            std::copy_n(feedback.inputs<T>(run, k), run.parts[k].count, residual);
+            feedback.keep<T>(run, k);
         }
     }
     [[nodiscard]] static Flag flag_of(std::byte const* part) noexcept {
@@ -1331,7 +1336,7 @@ struct PowerSgd {
     detail::Feedback feedback{};
     detail::RunMemory messages{};
     std::vector<detail::LowRankFactors> factors{}; ///< per parameter
-    Arena row{}; ///< of a product, before it is rounded to 16 bits
+    Arena row{}; ///< of a product
 
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm&) noexcept {
@@ -1579,15 +1584,15 @@ private:
     void write_residual(BucketRun const& run, std::size_t k, Factors const& mine) {
         T const* const left = Factors::numbers<T>(mine.left);
         T const* const right = Factors::numbers<T>(mine.own_right);
-        T const* const inputs = feedback.inputs<T>(run, k);
-        T* const residual = feedback.residual<T>(run.parts[k].parameter);
+        T* const inputs = feedback.inputs<T>(run, k);
+        T* const product = Factors::numbers<T>(row);
         for (std::size_t i = 0; i < mine.size.rows; ++i) {
-            std::size_t const at = i * mine.size.columns;
-            detail::product_row(mine.size, left, right, i, residual + at);
-            for (std::size_t j = at; j < at + mine.size.columns; ++j) {
-                residual[j] = inputs[j] - residual[j];
+            detail::product_row(mine.size, left, right, i, product);
+            for (std::size_t j = 0; j < mine.size.columns; ++j) {
+                inputs[i * mine.size.columns + j] -= product[j];
             }
         }
+        feedback.keep<T>(run, k);
     }
 };
 
@@ -1837,15 +1842,15 @@ private:
         std::size_t at = 1;
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
             BucketPart const& part = run.parts[k];
-            T* const residual = feedback.residual<T>(part.parameter);
+            T* const inputs = feedback.inputs<T>(run, k);
             if (message == nullptr) {
-                std::fill_n(residual, part.count, T{0});
-                continue;
+                std::fill_n(inputs, part.count, T{0});
+            } else {
+                for (std::size_t e = 0; e < kept_of(part); ++e, at += words_of_entry<T>) {
+                    inputs[message[at]] = 0;
+                }
             }
-            std::copy_n(feedback.inputs<T>(run, k), part.count, residual);
-            for (std::size_t e = 0; e < kept_of(part); ++e, at += words_of_entry<T>) {
-                residual[message[at]] = 0;
-            }
+            feedback.keep<T>(run, k);
         }
     }
     template <class T>

@@ -214,8 +214,7 @@ private:
             return;
         }
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
-            T* const residual = feedback.residual<T>(run.parts[k].parameter);
-            std::copy_n(feedback.inputs<T>(run, k), run.parts[k].count, residual);
+            feedback.keep<T>(run, k);
         }
     }
     [[nodiscard]] static Flag flag_of(std::byte const* part) noexcept {

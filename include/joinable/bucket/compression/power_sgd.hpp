@@ -69,7 +69,7 @@ struct PowerSgd {
     detail::Feedback feedback{};
     detail::RunMemory messages{};
     std::vector<detail::LowRankFactors> factors{}; ///< per parameter
-    Arena row{}; ///< of a product, before it is rounded to 16 bits
+    Arena row{}; ///< of a product
 
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm&) noexcept {
@@ -317,15 +317,15 @@ private:
     void write_residual(BucketRun const& run, std::size_t k, Factors const& mine) {
         T const* const left = Factors::numbers<T>(mine.left);
         T const* const right = Factors::numbers<T>(mine.own_right);
-        T const* const inputs = feedback.inputs<T>(run, k);
-        T* const residual = feedback.residual<T>(run.parts[k].parameter);
+        T* const inputs = feedback.inputs<T>(run, k);
+        T* const product = Factors::numbers<T>(row);
         for (std::size_t i = 0; i < mine.size.rows; ++i) {
-            std::size_t const at = i * mine.size.columns;
-            detail::product_row(mine.size, left, right, i, residual + at);
-            for (std::size_t j = at; j < at + mine.size.columns; ++j) {
-                residual[j] = inputs[j] - residual[j];
+            detail::product_row(mine.size, left, right, i, product);
+            for (std::size_t j = 0; j < mine.size.columns; ++j) {
+                inputs[i * mine.size.columns + j] -= product[j];
             }
         }
+        feedback.keep<T>(run, k);
     }
 };
 

@@ -227,15 +227,15 @@ private:
         std::size_t at = 1;
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
             BucketPart const& part = run.parts[k];
-            T* const residual = feedback.residual<T>(part.parameter);
+            T* const inputs = feedback.inputs<T>(run, k);
             if (message == nullptr) {
-                std::fill_n(residual, part.count, T{0});
-                continue;
+                std::fill_n(inputs, part.count, T{0});
+            } else {
+                for (std::size_t e = 0; e < kept_of(part); ++e, at += words_of_entry<T>) {
+                    inputs[message[at]] = 0;
+                }
             }
-            std::copy_n(feedback.inputs<T>(run, k), part.count, residual);
-            for (std::size_t e = 0; e < kept_of(part); ++e, at += words_of_entry<T>) {
-                residual[message[at]] = 0;
-            }
+            feedback.keep<T>(run, k);
         }
     }
     template <class T>

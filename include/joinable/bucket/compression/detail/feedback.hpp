@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string_view>
@@ -107,6 +108,12 @@ public:
     template <class T>
     [[nodiscard]] T* residual(std::size_t parameter) const noexcept {
         return reinterpret_cast<T*>(residuals_[parameter].first.data());
+    }
+    /// Makes what is left in the inputs of a part its residual.
+    template <class T>
+    void keep(BucketRun const& run, std::size_t k) {
+        BucketPart const& part = run.parts[k];
+        std::copy_n(inputs<T>(run, k), part.count, residual<T>(part.parameter));
     }
     /// Multiplies all residuals.
     void scale(double factor) {

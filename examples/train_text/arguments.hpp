@@ -209,9 +209,10 @@ inline void add_training_options(CLI::App& app, Options& options) {
             "--reduction",
             options.reduction,
             "WORD",
-            "How gradients travel, with sgd: all-reduce, whole; fp16 or bf16, in half of the\n"
-            "bytes; int8, in one byte each; topk, only the largest; powersgd, as products of\n"
-            "thin matrices. What the last three leave out is sent later. Default: all-reduce."
+            "How gradients travel, with sgd. all-reduce: whole. fp16, bf16: in half of\n"
+            "the bytes. int8: in one byte each. topk: only the largest. powersgd: as\n"
+            "products of thin matrices. What the last three leave out is sent later.\n"
+            "Default: all-reduce."
         )
         .transform(one_of(reductions));
     group.add("--density", options.density, "X", "The part of the elements that topk sends.")

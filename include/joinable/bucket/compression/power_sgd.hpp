@@ -69,7 +69,7 @@ struct PowerSgd {
     detail::Feedback feedback{};
     detail::RunMemory messages{};
     std::vector<detail::LowRankFactors> factors{}; ///< per parameter
-    Arena row{}; ///< of a product
+    Arena row{};                                   ///< of a product
 
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm&) noexcept {

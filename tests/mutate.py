@@ -351,8 +351,8 @@ MUTATIONS = [
         "participant/agreement.test.cpp", "parameters that differ in requires_grad*",
     ),
     Mutation(
-        "guards-do-not-compare-models", "participant/data_parallel.hpp",
-        "compared.hash_from(first)", "compared.hash_from(compared.items().size())",
+        "guards-do-not-compare-models", "participant/detail/impl/model_checks.ipp",
+        "list.hash_from(first)", "list.hash_from(list.items().size())",
         "participant/agreement.test.cpp", "two models of one shape*",
     ),
     Mutation(
@@ -2158,8 +2158,8 @@ MUTATIONS = [
     ),
     Mutation(
         "casts-leave-the-factor-out", "bucket/compression/cast_to.hpp",
-        "detail::cast_to(run.buffer, factor, static_cast<T*>(other.buffer.data));",
-        "detail::cast_to(run.buffer, 1.0 + 0.0 * factor, static_cast<T*>(other.buffer.data));",
+        "detail::cast_to(run.buffer, factor, static_cast<Sent*>(other.buffer.data));",
+        "detail::cast_to(run.buffer, 1.0 + 0.0 * factor, static_cast<Sent*>(other.buffer.data));",
         "bucket/compression.test.cpp", "*what ranks keep*",
     ),
     Mutation(
@@ -2196,7 +2196,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a-run-has-the-parts-of-its-bucket", "bucket/detail/run_parts.hpp",
-        "std::size_t const begin = first_[bucket] + first;", "std::size_t const begin = first_[bucket] + 0 * first;",
+        "return {parts_.data() + first_[bucket] + first, last - first};",
+        "return {parts_.data() + first_[bucket] + 0 * first, last - first};",
         "bucket/compression.test.cpp", "*what ranks keep*",
     ),
     # -- what a user changes, or a process does, between two steps ------------------------------------

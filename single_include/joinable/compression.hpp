@@ -20,6 +20,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -404,15 +405,17 @@ using ConvertLoops = CompiledLoop<ConvertLoop<C>, std::byte const*, std::byte*, 
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Calls f(double{}) for elements of f64, else f(float{}): what reductions compute in.
+/// What reductions compute in for elements of a type: f64 for f64, else f32.
+[[nodiscard]] constexpr DType number_dtype(DType dtype) noexcept {
+    return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+[[nodiscard]] constexpr std::size_t number_size(DType dtype) noexcept {
+    return size_of(number_dtype(dtype));
+}
+/// Calls f(T{}) with its type.
 template <class F>
 decltype(auto) visit_number(DType dtype, F const& f) {
-    return dtype == DType::f64 ? f(double{}) : f(float{});
-}
-
-/// The size of a number that visit_number() gives.
-[[nodiscard]] constexpr std::size_t number_size(DType dtype) noexcept {
-    return dtype == DType::f64 ? sizeof(double) : sizeof(float);
+    return number_dtype(dtype) == DType::f64 ? f(double{}) : f(float{});
 }
 
 /// Numbers times a factor, as numbers of another type. The memory may be the same if the types are.
@@ -538,6 +541,15 @@ void require_host_buckets(Comm& comm, std::string_view name) {
     }
 }
 
+/// What a list by parameter has of one, and it gets longer for that.
+template <class T>
+[[nodiscard]] T& of_parameter(std::vector<T>& list, std::size_t parameter) {
+    if (list.size() <= parameter) {
+        list.resize(parameter + 1);
+    }
+    return list[parameter];
+}
+
 /// Memory that every run has to itself, because a bucket may travel in several runs.
 class RunMemory {
 public:
@@ -547,10 +559,7 @@ public:
         begins_.clear();
         std::size_t bytes = 0;
         for (BucketPart const& part : parts) {
-            if (begins_.size() <= part.parameter) {
-                begins_.resize(part.parameter + 1);
-            }
-            begins_[part.parameter] = bytes;
+            of_parameter(begins_, part.parameter) = bytes;
             bytes += (of_run + of_part(part) + alignment - 1) / alignment * alignment;
         }
         if (arena_.bytes() < bytes) {
@@ -582,10 +591,7 @@ public:
     /// Keeps the residuals of parameters that it has.
     void prepare(BucketParts parts) {
         for (BucketPart const& part : parts) {
-            if (residuals_.size() <= part.parameter) {
-                residuals_.resize(part.parameter + 1);
-            }
-            auto& [memory, dtype] = residuals_[part.parameter];
+            auto& [memory, dtype] = of_parameter(residuals_, part.parameter);
             if (memory.bytes() != bytes_of(part)) {
                 memory = Arena{bytes_of(part)};
                 dtype = part.dtype;
@@ -694,10 +700,7 @@ struct CastTo {
         });
         parts.assign(given.begin(), given.end());
         for (std::size_t k = 0; k < parts.size(); ++k) {
-            if (place_of.size() <= parts[k].parameter) {
-                place_of.resize(parts[k].parameter + 1);
-            }
-            place_of[parts[k].parameter] = k;
+            detail::of_parameter(place_of, parts[k].parameter) = k;
             parts[k].dtype = To;
         }
         if constexpr (detail::prepares_runs<Next, Comm>) {
@@ -707,11 +710,7 @@ struct CastTo {
     template <Communicator Comm>
     [[nodiscard]] auto start(Comm& comm, BucketRun const& run, double factor, bool contributes) {
         BucketRun const other = cast(run);
-        detail::visit_floating(To, [&]<class T>(std::type_identity<T>) {
-            if constexpr (dtype_of<T> == To) {
-                detail::cast_to(run.buffer, factor, static_cast<T*>(other.buffer.data));
-            }
-        });
+        detail::cast_to(run.buffer, factor, static_cast<Sent*>(other.buffer.data));
         return next.start(comm, other, 1.0, contributes);
     }
     template <Communicator Comm>
@@ -724,11 +723,7 @@ struct CastTo {
         BucketRun const other = cast(run);
         next.finish(comm, other);
         if (other.buffer.data != run.buffer.data) {
-            detail::visit_floating(To, [&]<class T>(std::type_identity<T>) {
-                if constexpr (dtype_of<T> == To) {
-                    detail::cast_from(static_cast<T const*>(other.buffer.data), run.buffer);
-                }
-            });
+            detail::cast_from(static_cast<Sent const*>(other.buffer.data), run.buffer);
         }
     }
     void end_iteration() {
@@ -739,6 +734,9 @@ struct CastTo {
     void agree_on(AgreementList& list) const { detail::agree_on_reduction(list, next); }
 
 private:
+    using Sent = std::
+        tuple_element_t<static_cast<std::size_t>(To), std::tuple<Half, BFloat16, float, double>>;
+
     [[nodiscard]] BucketRun cast(BucketRun const& run) const {
         std::size_t const first = place_of[run.parts[0].parameter];
         void* const data = run.buffer.dtype == To ? run.buffer.data : memory.of(run);
@@ -898,6 +896,42 @@ private:
 
 #endif
 
+// ---- joinable/device/scratch.hpp
+
+#ifndef JOINABLE_DEVICE_SCRATCH_HPP_PART_1
+#define JOINABLE_DEVICE_SCRATCH_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Memory of a device for a while, such as for a tensor whose elements have to be rearranged. It grows
+/// on demand.
+class Scratch {
+public:
+    explicit Scratch(Device& device) noexcept : device_{device} {}
+
+    [[nodiscard]] std::byte* data(std::size_t bytes) {
+        if (arena_.bytes() < bytes) {
+            if (is_on_host(device_)) {
+                arena_ = Arena{};
+            } else { // freeing it would wait for the device
+                bytes = (std::max)(bytes, 2 * arena_.bytes());
+                former_.push_back(std::move(arena_));
+            }
+            arena_ = device_.allocate(bytes, Arena::default_alignment);
+        }
+        return arena_.data();
+    }
+
+private:
+    Device& device_;
+    Arena arena_;
+    std::vector<Arena> former_;
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/bucket/compression/int8.hpp
 
 namespace joinable { inline namespace v0 {
@@ -906,10 +940,11 @@ namespace joinable { inline namespace v0 {
 /// rank gets one part of the bucket from all others, adds it up, and sends the sum in the same form, so an element needs 2
 /// bytes however many ranks there are. What rounding loses is added to the next gradients: by each rank what its own lost,
 /// and by the rank of a part what the sum of that lost. The averages delivered plus the residuals of all ranks are the sum
-/// of the gradients, but for rounding. A round whose averages are not finite delivers them and leaves the residuals; so
-/// does one without contributors, which delivers zeros. A block with a number that is not finite, or above 4e40, becomes NaN. For buckets
-/// in host memory: for others the model is refused when it is made.
-/// Complexity: linear in the elements. Memory: two numbers and two bytes for each, and 284 bytes for each parameter and rank.
+/// of the gradients, but for rounding. A bucket whose averages are not finite delivers them and leaves its residuals; so
+/// does a round without contributors, which delivers zeros. A block with a number that is not finite, or above 4e40,
+/// becomes NaN. For buckets in host memory: for others the model is refused when it is made.
+/// Complexity: linear in the elements. Memory: two numbers and two bytes for each, and 284 bytes for each parameter and
+/// rank.
 struct Int8Compression {
     static constexpr std::string_view name = "Int8Compression";
     static constexpr bool delivers = true;
@@ -918,10 +953,10 @@ struct Int8Compression {
     detail::Feedback feedback{};
     detail::RunMemory outgoing{};
     detail::RunMemory incoming{};
-    std::vector<std::vector<std::size_t>> sent{
-    }; ///< bytes to each rank, by a run's first parameter
-    std::vector<std::vector<std::size_t>> received{}; ///< bytes from each rank
-    Arena sums{};                                     ///< of this rank's part of a run
+    /// The bytes that a run sends to each rank, and gets from it, by its first parameter.
+    std::vector<std::vector<std::size_t>> sent{};
+    std::vector<std::vector<std::size_t>> received{};
+    detail::Scratch sums{detail::the_host()}; ///< of this rank's part of a run
     std::size_t own_rank = 0;
     std::size_t ranks = 0;
 
@@ -1021,10 +1056,9 @@ private:
         }
         sent.assign(parameters, std::vector<std::size_t>(ranks));
         received.assign(parameters, std::vector<std::size_t>(ranks));
-        std::size_t const most = (longest / ranks + 2 * detail::numbers_of_block) * sizeof(double);
-        if (sums.bytes() < most) {
-            sums = Arena{most};
-        }
+        static_cast<void>(sums.data( // rounds allocate nothing
+            (longest / ranks + 2 * detail::numbers_of_block) * sizeof(double)
+        ));
     }
 
     /// Step 0: a part for each rank. What rounding loses stays in the inputs.
@@ -1046,7 +1080,7 @@ private:
     template <class T>
     void add_parts(BucketRun const& run, std::byte* message) {
         auto const [begin, count] = part_of(run, own_rank);
-        T* const sum = reinterpret_cast<T*>(sums.data());
+        T* const sum = reinterpret_cast<T*>(sums.data(count * sizeof(T)));
         std::fill_n(sum, count, T{0});
         Flag contributors = 0;
         std::byte const* part = incoming.of(run);
@@ -1271,16 +1305,12 @@ void orthogonalize(T* rows, std::size_t rank, std::size_t count, double epsilon)
     }
 }
 
-/// Fills with numbers from -1 to 1 that follow from `seed` alone. Source: Steele, Lea and Flood, "Fast Splittable
-/// Pseudorandom Number Generators", 2014 (SplitMix).
+/// Fills with numbers from -1 to 1 that follow from `seed` alone.
 template <class T>
 void fill_random(T* to, std::size_t count, std::uint64_t seed) noexcept {
     for (std::size_t i = 0; i < count; ++i) {
-        seed += 0x9e37'79b9'7f4a'7c15U;
-        std::uint64_t bits = (seed ^ (seed >> 30U)) * 0xbf58'476d'1ce4'e5b9U;
-        bits = (bits ^ (bits >> 27U)) * 0x94d0'49bb'1331'11ebU;
-        bits ^= bits >> 31U;
-        to[i] = static_cast<T>(static_cast<double>(bits >> 11U) * 0x1p-52 - 1.0);
+        seed += splitmix_increment;
+        to[i] = static_cast<T>(static_cast<double>(splitmix(seed) >> 11U) * 0x1p-52 - 1.0);
     }
 }
 
@@ -1313,10 +1343,11 @@ struct LowRankFactors {
 /// two sums. What the product leaves out is added to the rank's next gradient. Source: Vogels, Karimireddy and Jaggi,
 /// "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", 2019; the sums, and so the averages,
 /// are those of PyTorch's powerSGD_hook. The rows of the matrix lie along the dimension of the largest stride.
-/// Dimensions of extent 1 do not count. Gradients of one dimension, and those that would not get smaller by `min_compression_rate`, travel whole, with the
-/// first sum. The averages delivered plus the residuals of all ranks are the sum of the gradients, but for rounding.
-/// A bucket whose averages are not finite delivers them and leaves its residuals; so does a round without contributors,
-/// which delivers zeros. For buckets in host memory: for others the model is refused when it is made.
+/// Dimensions of extent 1 do not count. Gradients of one dimension, and those that would not get smaller by
+/// `min_compression_rate`, travel whole, with the first sum. The averages delivered plus the residuals of all ranks are the
+/// sum of the gradients, but for rounding. A bucket whose averages are not finite delivers them and leaves its residuals;
+/// so does a round without contributors, which delivers zeros. For buckets in host memory: for others the model is refused
+/// when it is made.
 /// Complexity: 4 x PowerSgd::rank products for each element. Memory: two numbers for each element, and the thin matrices.
 struct PowerSgd {
     static constexpr std::string_view name = "PowerSgd";
@@ -1324,8 +1355,8 @@ struct PowerSgd {
     static constexpr std::size_t steps = 2;
 
     std::size_t rank = 1; ///< at least 1; at most as much as a matrix has
-    std::uint64_t start_iteration =
-        1000;                        ///< rounds that are summed whole before, shadowed ones, too
+    /// Rounds that are summed whole before, shadowed ones, too.
+    std::uint64_t start_iteration = 1000;
     double min_compression_rate = 2; ///< more than 0
     bool warm_start = true;          ///< each round begins with the result of the last one
     bool error_feedback = true;      ///< else what is left out is lost
@@ -1336,7 +1367,7 @@ struct PowerSgd {
     detail::Feedback feedback{};
     detail::RunMemory messages{};
     std::vector<detail::LowRankFactors> factors{}; ///< per parameter
-    Arena row{};                                   ///< of a product
+    detail::Scratch row{detail::the_host()};       ///< of a product
 
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm&) noexcept {
@@ -1361,7 +1392,7 @@ struct PowerSgd {
         if (!is_compressing()) {
             return AnyWork{comm.all_reduce(run.buffer, ReduceOp::sum)};
         }
-        Buffer message{messages.of(run), 0, number_type(run)};
+        Buffer message{messages.of(run), 0, detail::number_dtype(run.buffer.dtype)};
         detail::visit_number(run.buffer.dtype, [&]<class T>(T) {
             message.count = write_lefts(run, contributes, static_cast<T*>(message.data));
         });
@@ -1369,7 +1400,7 @@ struct PowerSgd {
     }
     template <Communicator Comm>
     [[nodiscard]] AnyWork advance(Comm& comm, BucketRun const& run, std::size_t /*step*/) {
-        Buffer message{messages.of(run), 0, number_type(run)};
+        Buffer message{messages.of(run), 0, detail::number_dtype(run.buffer.dtype)};
         if (is_compressing()) {
             detail::visit_number(run.buffer.dtype, [&]<class T>(T) {
                 message.count = write_rights(run, static_cast<T*>(message.data));
@@ -1421,13 +1452,10 @@ private:
         }
     }
     [[nodiscard]] bool is_compressing() const noexcept { return rounds >= start_iteration; }
-    [[nodiscard]] static DType number_type(BucketRun const& run) noexcept {
-        return run.buffer.dtype == DType::f64 ? DType::f64 : DType::f32;
-    }
 
     [[nodiscard]] detail::MatrixSize size_of(BucketPart const& part) const {
-        std::size_t rows =
-            1; // along the dimension of the largest stride; one of extent 1 has no stride
+        // Rows lie along the dimension of the largest stride; one of extent 1 has no stride.
+        std::size_t rows = 1;
         std::size_t largest = 0;
         std::size_t dimensions = 0;
         for (std::size_t d = 0; d < part.extents.size(); ++d) {
@@ -1447,13 +1475,10 @@ private:
         std::size_t const most = (std::min)({rank, rows, columns});
         double const sent = static_cast<double>(rows + columns) * static_cast<double>(most);
         bool const pays = sent * min_compression_rate < static_cast<double>(part.count);
-        return {rows, columns, pays ? most : 0};
+        return pays ? detail::MatrixSize{rows, columns, most} : detail::MatrixSize{};
     }
     void prepare_factors(BucketPart const& part) {
-        if (factors.size() <= part.parameter) {
-            factors.resize(part.parameter + 1);
-        }
-        Factors& mine = factors[part.parameter];
+        Factors& mine = detail::of_parameter(factors, part.parameter);
         auto const [rows, columns, most] = mine.size = size_of(part);
         std::size_t const size = detail::number_size(part.dtype);
         if (mine.right.bytes() != most * columns * size ||
@@ -1463,9 +1488,7 @@ private:
             mine.left = Arena{most * rows * size};
             mine.is_started = false;
         }
-        if (row.bytes() < columns * size) {
-            row = Arena{columns * size};
-        }
+        static_cast<void>(row.data(columns * size)); // rounds allocate nothing
     }
     /// The most that a sum has of a parameter.
     [[nodiscard]] std::size_t numbers_of(BucketPart const& part) const noexcept {
@@ -1564,6 +1587,11 @@ private:
             }
         }
     }
+    /// Room for a row of a product.
+    template <class T>
+    [[nodiscard]] T* row_of(Factors const& mine) {
+        return reinterpret_cast<T*>(row.data(mine.size.columns * sizeof(T)));
+    }
     template <class T>
     void write_product(Buffer to, Factors const& mine, T const* right) {
         T const* const left = Factors::numbers<T>(mine.left);
@@ -1574,7 +1602,7 @@ private:
             if (to.dtype == DType::f32 || to.dtype == DType::f64) {
                 detail::product_row(mine.size, left, right, i, reinterpret_cast<T*>(at));
             } else {
-                T* const wide = Factors::numbers<T>(row);
+                T* const wide = row_of<T>(mine);
                 detail::product_row(mine.size, left, right, i, wide);
                 detail::cast_from(wide, Buffer{at, mine.size.columns, to.dtype});
             }
@@ -1585,7 +1613,7 @@ private:
         T const* const left = Factors::numbers<T>(mine.left);
         T const* const right = Factors::numbers<T>(mine.own_right);
         T* const inputs = feedback.inputs<T>(run, k);
-        T* const product = Factors::numbers<T>(row);
+        T* const product = row_of<T>(mine);
         for (std::size_t i = 0; i < mine.size.rows; ++i) {
             detail::product_row(mine.size, left, right, i, product);
             for (std::size_t j = 0; j < mine.size.columns; ++j) {
@@ -1646,7 +1674,8 @@ namespace joinable { inline namespace v0 {
 /// largest. Entries are added in rank order. A bucket for which that would be more bytes than its own, from all ranks
 /// together, travels whole. The averages delivered plus the residuals of all ranks are the sum of the gradients, but for
 /// rounding. A bucket whose averages are not finite delivers them and leaves its residuals; so does a round without
-/// contributors, which delivers zeros; but a bucket that travels whole sends what is left of a time when it did not. For buckets in host memory: for others the model is refused when it is made.
+/// contributors, which delivers zeros; but a bucket that travels whole sends what is left of a time when it did not. For
+/// buckets in host memory: for others the model is refused when it is made.
 /// Complexity: linear in the elements. Memory: two numbers and an index for each.
 struct TopK {
     static constexpr std::string_view name = "TopK";
@@ -1657,10 +1686,10 @@ struct TopK {
     detail::Feedback feedback{};
     detail::RunMemory sent{};
     detail::RunMemory received{};
-    std::vector<bool> is_sparse{};      ///< per bucket
-    std::vector<std::size_t> kept{};    ///< per parameter: how many of its elements are sent
-    std::vector<std::uint32_t> order{}; ///< of the elements of one gradient
-    Arena sums{};                       ///< of a gradient
+    std::vector<bool> is_sparse{};            ///< per bucket
+    std::vector<std::size_t> kept{};          ///< per parameter: how many of its elements are sent
+    std::vector<std::uint32_t> order{};       ///< of the elements of one gradient
+    detail::Scratch sums{detail::the_host()}; ///< of a gradient
 
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm&) noexcept {
@@ -1702,9 +1731,7 @@ struct TopK {
             return ranks * words(part);
         });
         order.resize(longest);
-        if (sums.bytes() < longest * sizeof(double)) {
-            sums = Arena{longest * sizeof(double)};
-        }
+        static_cast<void>(sums.data(longest * sizeof(double))); // rounds allocate nothing
     }
     template <Communicator Comm>
     [[nodiscard]] AnyWork
@@ -1751,8 +1778,8 @@ private:
     void find_kept(BucketParts parts, std::size_t ranks) {
         for (BucketPart const& part : parts) {
             auto const wanted = static_cast<std::size_t>(density * static_cast<double>(part.count));
-            kept.resize((std::max)(kept.size(), part.parameter + 1));
-            kept[part.parameter] = (std::min)((std::max)(wanted, std::size_t{1}), part.count);
+            detail::of_parameter(kept, part.parameter) =
+                (std::min)((std::max)(wanted, std::size_t{1}), part.count);
         }
         is_sparse.clear();
         for (std::size_t k = 0; k < parts.size();) {
@@ -1857,7 +1884,7 @@ private:
     void add_entries(
         Buffer to, Word const* first, std::size_t words, std::size_t ranks, std::size_t entries
     ) {
-        T* const result = reinterpret_cast<T*>(sums.data());
+        T* const result = reinterpret_cast<T*>(sums.data(to.count * sizeof(T)));
         std::fill_n(result, to.count, T{0});
         for (std::size_t rank = 0; rank < ranks; ++rank) {
             for (std::size_t e = 0; e < entries; ++e) {
@@ -1898,8 +1925,9 @@ class PeriodicAverage {
 public:
     /// Collective. All ranks agree on parameters and options, then take rank 0's values. `parameters` is a range that
     /// joinable::parameters() takes, or its result; `comm` and what it refers to must outlive this.
-    /// @throws ContractViolation  the period is 0, a value is missing or on another device, a trained one is of integers, thread
-    ///         ranks train the same memory, or the device has no kernels that scale; the other ranks throw PeerFailed.
+    /// @throws ContractViolation  the period is 0, a value is missing or on another device, a trained one is of
+    ///         integers, thread ranks train the same memory, or the device has no kernels that scale; the other ranks
+    ///         throw PeerFailed.
     /// @throws Mismatch  ranks have different options or models.
     template <class Parameters>
     PeriodicAverage(Comm& comm, Parameters&& parameters, PeriodicAverageOptions const& options = {})
@@ -1913,10 +1941,7 @@ public:
             check();
             compared.begin_section("options differ: ");
             compare_options(compared);
-            compared.begin_section("models differ: ");
-            std::size_t const first = compared.items().size();
-            model_ = detail::agree_on(compared, parameters_);
-            model_ += detail::concat(", hash ", compared.hash_from(first));
+            model_ = detail::agree_on_model(compared, parameters_);
             layout_ = BucketLayout{
                 parameters_,
                 detail::expected_ready_order(parameters_),
@@ -1924,12 +1949,8 @@ public:
                 detail::BufferMemory{comm}
             };
             works_ = std::vector<std::optional<work_of<Comm>>>(layout_.buckets().size());
-            std::vector<AnyView> views;
-            for (AnyParameter const& parameter : parameters_) {
-                views.push_back(parameter.value());
-            }
             values.emplace(
-                detail::tensor_list(std::move(views)),
+                detail::values_of(parameters_),
                 options.bucket_bytes,
                 "value",
                 detail::BufferMemory{comm}
@@ -1947,8 +1968,8 @@ public:
     /// The same for a rank that has not stepped in this round, because its batch failed.
     void skip() { take_part(0); }
 
-    /// Averages what ranks have stepped since the last average, before its turn. Collective; outside of guards, or in one that
-    /// is not enabled.
+    /// Averages what ranks have stepped since the last average, before its turn. Collective; outside of guards, or in
+    /// one that is not enabled.
     /// @throws ContractViolation  the communicator is in an enabled guard, whose finish() does it.
     void average() {
         detail::require_unguarded(detail::identity_of(comm_), "PeriodicAverage::average()");

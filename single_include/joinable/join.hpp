@@ -5469,6 +5469,16 @@ private:
     std::uint64_t value_ = 0xcbf2'9ce4'8422'2325U;
 };
 
+/// The states of a SplitMix64 generator are apart by this: 2^64 / golden ratio, odd.
+inline constexpr std::uint64_t splitmix_increment = 0x9e37'79b9'7f4a'7c15U;
+/// What it makes of a state; a bijection. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
+/// 2014, with the constants of Vigna's public domain code.
+[[nodiscard]] constexpr std::uint64_t splitmix(std::uint64_t state) noexcept {
+    std::uint64_t bits = (state ^ (state >> 30U)) * 0xbf58'476d'1ce4'e5b9U;
+    bits = (bits ^ (bits >> 27U)) * 0x94d0'49bb'1331'11ebU;
+    return bits ^ (bits >> 31U);
+}
+
 }}} // namespace joinable::v0::detail
 
 // ---- joinable/agreement/agreement_list.hpp
@@ -8724,7 +8734,7 @@ public:
             auto const& [buffer, parameters, views] = buckets[index];
             first_.push_back(parts_.size());
             std::size_t offset = 0;
-            for (std::size_t k = 0; k < views.size(); ++k) { // owners' buckets have none
+            for (std::size_t k = 0; k < views.size(); ++k) {
                 AnyView const& view = views[k];
                 std::size_t const count = view.numel();
                 parts_.push_back(
@@ -8744,10 +8754,7 @@ public:
     /// Parts [first, last) of a bucket.
     [[nodiscard]] BucketParts
     of(std::size_t bucket, std::size_t first, std::size_t last) const noexcept {
-        std::size_t const begin = first_[bucket] + first;
-        return parts_.size() < begin + (last - first)
-                   ? BucketParts{}
-                   : BucketParts{parts_.data() + begin, last - first};
+        return {parts_.data() + first_[bucket] + first, last - first};
     }
 
 private:
@@ -9095,6 +9102,10 @@ private:
     static constexpr bool sums_in_place =
         std::same_as<Reduction, AllReduce> && detail::has_sum_of_pieces<Comm>;
 
+    /// The library's own two do not; owners' buckets have no views of their parts.
+    static constexpr bool looks_at_parts = !std::same_as<Reduction, AllReduce> &&
+                                           !std::derived_from<Reduction, detail::ReductionTurns>;
+
     using Range = decltype(std::declval<Times&>().bucket(0, 0));
     using BucketWork = std::remove_cvref_t<decltype(std::declval<Reduction&>().start(
         std::declval<Comm&>(), std::declval<BucketRun const&>(), 1.0, true
@@ -9329,7 +9340,7 @@ private:
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     std::shared_ptr<Times> timeline_;
-    detail::RunParts<!std::same_as<Reduction, AllReduce>> parts_;
+    detail::RunParts<looks_at_parts> parts_;
     std::vector<Launched> launched_runs_;      ///< of the works
     std::vector<std::optional<Range>> ranges_; ///< of the works
     bool is_map_posted_ = false;
@@ -14890,10 +14901,7 @@ std::uint64_t hash_elements_of(std::byte const* data, std::uint64_t first, std::
     for (std::size_t i = 0; i < count; ++i) {
         std::uint64_t x = 0;
         std::memcpy(&x, data + i * Bytes, Bytes);
-        x += (first + i + 1) * 0x9e37'79b9'7f4a'7c15U;
-        x = (x ^ (x >> 30U)) * 0xbf58'476d'1ce4'e5b9U;
-        x = (x ^ (x >> 27U)) * 0x94d0'49bb'1331'11ebU;
-        sum += x ^ (x >> 31U);
+        sum += splitmix(x + (first + i + 1) * splitmix_increment);
     }
     return sum;
 }
@@ -14988,6 +14996,14 @@ std::string agree_on(AgreementList& list, ParameterList const& parameters);
 
 /// Lists each tensor with its dtype and extents.
 void agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind);
+
+/// Lists a model, in the form that guards compare: the counts, and a hash of all that was listed.
+std::string agree_on_model(
+    AgreementList& list, ParameterList const& parameters, TensorList const& buffers = {}
+);
+
+/// The values of all parameters as tensors, such as to send them.
+TensorList values_of(ParameterList const& parameters);
 
 void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
@@ -15135,6 +15151,23 @@ JOINABLE_DEFINITION void check_distinct(
             "one parameter"
         };
     }
+}
+
+JOINABLE_DEFINITION std::string
+agree_on_model(AgreementList& list, ParameterList const& parameters, TensorList const& buffers) {
+    list.begin_section("models differ: ");
+    std::size_t const first = list.items().size();
+    std::string const counts = agree_on(list, parameters);
+    agree_on(list, buffers, "buffer");
+    return concat(counts, ", hash ", list.hash_from(first));
+}
+
+JOINABLE_DEFINITION TensorList values_of(ParameterList const& parameters) {
+    std::vector<AnyView> views;
+    for (AnyParameter const& parameter : parameters) {
+        views.push_back(parameter.value());
+    }
+    return tensor_list(std::move(views));
 }
 
 JOINABLE_DEFINITION void check_parameters(ParameterList const& list, DeviceId device) {
@@ -16667,11 +16700,7 @@ private:
             compared.begin_section("options differ: ");
             detail::agree_on(compared, options);
             detail::agree_on_reduction(compared, reduction);
-            compared.begin_section("models differ: ");
-            std::size_t const first = compared.items().size();
-            model_ = detail::agree_on(compared, list);
-            detail::agree_on(compared, buffers, "buffer");
-            model_ += detail::concat(", hash ", compared.hash_from(first));
+            model_ = detail::agree_on_model(compared, list, buffers);
             BucketOptions const buckets = detail::bucket_options(options);
             detail::BufferMemory const memory{comm};
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
@@ -26595,15 +26624,13 @@ public:
     /// The generator of an epoch. Each epoch starts at its own state, which the generator of the
     /// seed draws. Any epoch can be reached directly, because states are counted up.
     explicit constexpr SplitMix64(Shuffle shuffle) noexcept : state_{0} {
-        SplitMix64 states{SplitMix64{shuffle.seed}() + shuffle.epoch * increment};
+        SplitMix64 states{SplitMix64{shuffle.seed}() + shuffle.epoch * splitmix_increment};
         state_ = states();
     }
 
     constexpr std::uint64_t operator()() noexcept {
-        state_ += increment;
-        std::uint64_t bits = (state_ ^ (state_ >> 30)) * 0xbf58476d1ce4e5b9U;
-        bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebU;
-        return bits ^ (bits >> 31);
+        state_ += splitmix_increment;
+        return splitmix(state_);
     }
 
     /// A number below `bound`, uniformly distributed. @pre bound is not 0.
@@ -26621,8 +26648,6 @@ public:
     }
 
 private:
-    static constexpr std::uint64_t increment = 0x9e3779b97f4a7c15; // 2^64 / golden ratio, odd
-
     std::uint64_t state_;
 };
 

@@ -5474,12 +5474,8 @@ protected:
                 kept = detail::ValueStore::list(group.values);
             }
             also(group);
-            std::vector<AnyView> values;
-            for (AnyParameter const& parameter : group.parameters) {
-                values.push_back(parameter.value());
-            }
             start.emplace(
-                detail::tensor_list(std::move(values)),
+                detail::values_of(group.parameters),
                 options_.bucket_cap_bytes / 2, // there are two of them
                 "parameter",
                 detail::BufferMemory{comm_}

@@ -46,7 +46,7 @@ def size_name(size):
 
 
 def number(value):
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def spread(values):
@@ -184,4 +184,5 @@ def main():
         draw(rounds, names, ranks, mode, pathlib.Path(sys.argv[2]) / f"all_reduce_{ranks}_{mode}.svg")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,8 @@ import statistics
 import sys
 import typing
 
+from collectives_table import number
+
 Round = dict[str, float]
 Time = typing.Callable[[Round], float]
 
@@ -185,10 +187,6 @@ def interval(values: list[float]) -> tuple[float, float]:
     if n < FEWEST:
         return -math.inf, math.inf
     return ordered[first], ordered[n - 1 - first]
-
-
-def number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 @dataclasses.dataclass

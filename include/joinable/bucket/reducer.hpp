@@ -356,6 +356,10 @@ private:
     static constexpr bool sums_in_place =
         std::same_as<Reduction, AllReduce> && detail::has_sum_of_pieces<Comm>;
 
+    /// The library's own two do not; owners' buckets have no views of their parts.
+    static constexpr bool looks_at_parts = !std::same_as<Reduction, AllReduce> &&
+                                           !std::derived_from<Reduction, detail::ReductionTurns>;
+
     using Range = decltype(std::declval<Times&>().bucket(0, 0));
     using BucketWork = std::remove_cvref_t<decltype(std::declval<Reduction&>().start(
         std::declval<Comm&>(), std::declval<BucketRun const&>(), 1.0, true
@@ -590,7 +594,7 @@ private:
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     std::shared_ptr<Times> timeline_;
-    detail::RunParts<!std::same_as<Reduction, AllReduce>> parts_;
+    detail::RunParts<looks_at_parts> parts_;
     std::vector<Launched> launched_runs_;      ///< of the works
     std::vector<std::optional<Range>> ranges_; ///< of the works
     bool is_map_posted_ = false;

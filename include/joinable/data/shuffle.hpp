@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/detail/hash.hpp>
+
 namespace joinable { inline namespace v0 {
 
 /// Selects the order of an epoch. The same two numbers give the same order on every rank, with
@@ -35,15 +37,13 @@ public:
     /// The generator of an epoch. Each epoch starts at its own state, which the generator of the
     /// seed draws. Any epoch can be reached directly, because states are counted up.
     explicit constexpr SplitMix64(Shuffle shuffle) noexcept : state_{0} {
-        SplitMix64 states{SplitMix64{shuffle.seed}() + shuffle.epoch * increment};
+        SplitMix64 states{SplitMix64{shuffle.seed}() + shuffle.epoch * splitmix_increment};
         state_ = states();
     }
 
     constexpr std::uint64_t operator()() noexcept {
-        state_ += increment;
-        std::uint64_t bits = (state_ ^ (state_ >> 30)) * 0xbf58476d1ce4e5b9U;
-        bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebU;
-        return bits ^ (bits >> 31);
+        state_ += splitmix_increment;
+        return splitmix(state_);
     }
 
     /// A number below `bound`, uniformly distributed. @pre bound is not 0.
@@ -61,8 +61,6 @@ public:
     }
 
 private:
-    static constexpr std::uint64_t increment = 0x9e3779b97f4a7c15; // 2^64 / golden ratio, odd
-
     std::uint64_t state_;
 };
 

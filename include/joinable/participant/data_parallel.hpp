@@ -273,11 +273,7 @@ private:
             compared.begin_section("options differ: ");
             detail::agree_on(compared, options);
             detail::agree_on_reduction(compared, reduction);
-            compared.begin_section("models differ: ");
-            std::size_t const first = compared.items().size();
-            model_ = detail::agree_on(compared, list);
-            detail::agree_on(compared, buffers, "buffer");
-            model_ += detail::concat(", hash ", compared.hash_from(first));
+            model_ = detail::agree_on_model(compared, list, buffers);
             BucketOptions const buckets = detail::bucket_options(options);
             detail::BufferMemory const memory{comm};
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(

@@ -29,7 +29,6 @@
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/parameters.hpp>
-#include <joinable/tensor/tensor_list.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -54,8 +53,9 @@ class PeriodicAverage {
 public:
     /// Collective. All ranks agree on parameters and options, then take rank 0's values. `parameters` is a range that
     /// joinable::parameters() takes, or its result; `comm` and what it refers to must outlive this.
-    /// @throws ContractViolation  the period is 0, a value is missing or on another device, a trained one is of integers, thread
-    ///         ranks train the same memory, or the device has no kernels that scale; the other ranks throw PeerFailed.
+    /// @throws ContractViolation  the period is 0, a value is missing or on another device, a trained one is of
+    ///         integers, thread ranks train the same memory, or the device has no kernels that scale; the other ranks
+    ///         throw PeerFailed.
     /// @throws Mismatch  ranks have different options or models.
     template <class Parameters>
     PeriodicAverage(Comm& comm, Parameters&& parameters, PeriodicAverageOptions const& options = {})
@@ -69,10 +69,7 @@ public:
             check();
             compared.begin_section("options differ: ");
             compare_options(compared);
-            compared.begin_section("models differ: ");
-            std::size_t const first = compared.items().size();
-            model_ = detail::agree_on(compared, parameters_);
-            model_ += detail::concat(", hash ", compared.hash_from(first));
+            model_ = detail::agree_on_model(compared, parameters_);
             layout_ = BucketLayout{
                 parameters_,
                 detail::expected_ready_order(parameters_),
@@ -80,12 +77,8 @@ public:
                 detail::BufferMemory{comm}
             };
             works_ = std::vector<std::optional<work_of<Comm>>>(layout_.buckets().size());
-            std::vector<AnyView> views;
-            for (AnyParameter const& parameter : parameters_) {
-                views.push_back(parameter.value());
-            }
             values.emplace(
-                detail::tensor_list(std::move(views)),
+                detail::values_of(parameters_),
                 options.bucket_bytes,
                 "value",
                 detail::BufferMemory{comm}
@@ -103,8 +96,8 @@ public:
     /// The same for a rank that has not stepped in this round, because its batch failed.
     void skip() { take_part(0); }
 
-    /// Averages what ranks have stepped since the last average, before its turn. Collective; outside of guards, or in one that
-    /// is not enabled.
+    /// Averages what ranks have stepped since the last average, before its turn. Collective; outside of guards, or in
+    /// one that is not enabled.
     /// @throws ContractViolation  the communicator is in an enabled guard, whose finish() does it.
     void average() {
         detail::require_unguarded(detail::identity_of(comm_), "PeriodicAverage::average()");

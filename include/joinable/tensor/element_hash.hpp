@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include <joinable/detail/hash.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -17,10 +18,7 @@ std::uint64_t hash_elements_of(std::byte const* data, std::uint64_t first, std::
     for (std::size_t i = 0; i < count; ++i) {
         std::uint64_t x = 0;
         std::memcpy(&x, data + i * Bytes, Bytes);
-        x += (first + i + 1) * 0x9e37'79b9'7f4a'7c15U;
-        x = (x ^ (x >> 30U)) * 0xbf58'476d'1ce4'e5b9U;
-        x = (x ^ (x >> 27U)) * 0x94d0'49bb'1331'11ebU;
-        sum += x ^ (x >> 31U);
+        sum += splitmix(x + (first + i + 1) * splitmix_increment);
     }
     return sum;
 }

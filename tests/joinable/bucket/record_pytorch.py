@@ -129,11 +129,16 @@ def main():
         f"inline std::vector<int> const recorded_rounds{{{', '.join(map(str, NOTED))}}};",
         "",
         "inline std::vector<RecordedHook> recorded_hooks() {",
-        "    return {",
     ]
+    names = {}  # the same seed gives even and uneven inputs the same right matrices
     for hook, matrix_rank, inputs, rights, noted in results:
-        lines.append(f'        {{"{hook}", {matrix_rank}, {inputs},')
-        lines.append("         {" + ", ".join(map(numbers, rights)) + "},")
+        key = str(rights)
+        if key not in names:
+            names[key] = f"rights_{len(names)}"
+            lines.append(f"    std::vector<std::vector<float>> const {names[key]}{{{', '.join(map(numbers, rights))}}};")
+    lines.append("    return {")
+    for hook, matrix_rank, inputs, rights, noted in results:
+        lines.append(f'        {{"{hook}", {matrix_rank}, {inputs}, {names[str(rights)]},')
         lines.append("         {" + ",\n          ".join("{" + ", ".join(map(numbers, one)) + "}" for one in noted) + "}},")
     lines += ["    };", "}", "", "} // namespace joinable_tests", ""]
     pathlib.Path(__file__).with_name("recorded_by_pytorch.hpp").write_text("\n".join(lines), encoding="utf-8")

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <string_view>
-#include <type_traits>
+#include <tuple>
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
@@ -58,10 +58,7 @@ struct CastTo {
         });
         parts.assign(given.begin(), given.end());
         for (std::size_t k = 0; k < parts.size(); ++k) {
-            if (place_of.size() <= parts[k].parameter) {
-                place_of.resize(parts[k].parameter + 1);
-            }
-            place_of[parts[k].parameter] = k;
+            detail::of_parameter(place_of, parts[k].parameter) = k;
             parts[k].dtype = To;
         }
         if constexpr (detail::prepares_runs<Next, Comm>) {
@@ -71,11 +68,7 @@ struct CastTo {
     template <Communicator Comm>
     [[nodiscard]] auto start(Comm& comm, BucketRun const& run, double factor, bool contributes) {
         BucketRun const other = cast(run);
-        detail::visit_floating(To, [&]<class T>(std::type_identity<T>) {
-            if constexpr (dtype_of<T> == To) {
-                detail::cast_to(run.buffer, factor, static_cast<T*>(other.buffer.data));
-            }
-        });
+        detail::cast_to(run.buffer, factor, static_cast<Sent*>(other.buffer.data));
         return next.start(comm, other, 1.0, contributes);
     }
     template <Communicator Comm>
@@ -88,11 +81,7 @@ struct CastTo {
         BucketRun const other = cast(run);
         next.finish(comm, other);
         if (other.buffer.data != run.buffer.data) {
-            detail::visit_floating(To, [&]<class T>(std::type_identity<T>) {
-                if constexpr (dtype_of<T> == To) {
-                    detail::cast_from(static_cast<T const*>(other.buffer.data), run.buffer);
-                }
-            });
+            detail::cast_from(static_cast<Sent const*>(other.buffer.data), run.buffer);
         }
     }
     void end_iteration() {
@@ -103,6 +92,9 @@ struct CastTo {
     void agree_on(AgreementList& list) const { detail::agree_on_reduction(list, next); }
 
 private:
+    using Sent = std::
+        tuple_element_t<static_cast<std::size_t>(To), std::tuple<Half, BFloat16, float, double>>;
+
     [[nodiscard]] BucketRun cast(BucketRun const& run) const {
         std::size_t const first = place_of[run.parts[0].parameter];
         void* const data = run.buffer.dtype == To ? run.buffer.data : memory.of(run);

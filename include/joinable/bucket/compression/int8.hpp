@@ -18,7 +18,8 @@
 #include <joinable/communicator/any_work.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/device/arena.hpp>
+#include <joinable/device/host.hpp>
+#include <joinable/device/scratch.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
@@ -28,10 +29,11 @@ namespace joinable { inline namespace v0 {
 /// rank gets one part of the bucket from all others, adds it up, and sends the sum in the same form, so an element needs 2
 /// bytes however many ranks there are. What rounding loses is added to the next gradients: by each rank what its own lost,
 /// and by the rank of a part what the sum of that lost. The averages delivered plus the residuals of all ranks are the sum
-/// of the gradients, but for rounding. A round whose averages are not finite delivers them and leaves the residuals; so
-/// does one without contributors, which delivers zeros. A block with a number that is not finite, or above 4e40, becomes NaN. For buckets
-/// in host memory: for others the model is refused when it is made.
-/// Complexity: linear in the elements. Memory: two numbers and two bytes for each, and 284 bytes for each parameter and rank.
+/// of the gradients, but for rounding. A bucket whose averages are not finite delivers them and leaves its residuals; so
+/// does a round without contributors, which delivers zeros. A block with a number that is not finite, or above 4e40,
+/// becomes NaN. For buckets in host memory: for others the model is refused when it is made.
+/// Complexity: linear in the elements. Memory: two numbers and two bytes for each, and 284 bytes for each parameter and
+/// rank.
 struct Int8Compression {
     static constexpr std::string_view name = "Int8Compression";
     static constexpr bool delivers = true;
@@ -40,10 +42,10 @@ struct Int8Compression {
     detail::Feedback feedback{};
     detail::RunMemory outgoing{};
     detail::RunMemory incoming{};
-    std::vector<std::vector<std::size_t>> sent{
-    }; ///< bytes to each rank, by a run's first parameter
-    std::vector<std::vector<std::size_t>> received{}; ///< bytes from each rank
-    Arena sums{};                                     ///< of this rank's part of a run
+    /// The bytes that a run sends to each rank, and gets from it, by its first parameter.
+    std::vector<std::vector<std::size_t>> sent{};
+    std::vector<std::vector<std::size_t>> received{};
+    detail::Scratch sums{detail::the_host()}; ///< of this rank's part of a run
     std::size_t own_rank = 0;
     std::size_t ranks = 0;
 
@@ -143,10 +145,9 @@ private:
         }
         sent.assign(parameters, std::vector<std::size_t>(ranks));
         received.assign(parameters, std::vector<std::size_t>(ranks));
-        std::size_t const most = (longest / ranks + 2 * detail::numbers_of_block) * sizeof(double);
-        if (sums.bytes() < most) {
-            sums = Arena{most};
-        }
+        static_cast<void>(sums.data( // rounds allocate nothing
+            (longest / ranks + 2 * detail::numbers_of_block) * sizeof(double)
+        ));
     }
 
     /// Step 0: a part for each rank. What rounding loses stays in the inputs.
@@ -168,7 +169,7 @@ private:
     template <class T>
     void add_parts(BucketRun const& run, std::byte* message) {
         auto const [begin, count] = part_of(run, own_rank);
-        T* const sum = reinterpret_cast<T*>(sums.data());
+        T* const sum = reinterpret_cast<T*>(sums.data(count * sizeof(T)));
         std::fill_n(sum, count, T{0});
         Flag contributors = 0;
         std::byte const* part = incoming.of(run);

@@ -17,6 +17,8 @@
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
+#include <joinable/device/host.hpp>
+#include <joinable/device/scratch.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -46,10 +48,11 @@ struct LowRankFactors {
 /// two sums. What the product leaves out is added to the rank's next gradient. Source: Vogels, Karimireddy and Jaggi,
 /// "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", 2019; the sums, and so the averages,
 /// are those of PyTorch's powerSGD_hook. The rows of the matrix lie along the dimension of the largest stride.
-/// Dimensions of extent 1 do not count. Gradients of one dimension, and those that would not get smaller by `min_compression_rate`, travel whole, with the
-/// first sum. The averages delivered plus the residuals of all ranks are the sum of the gradients, but for rounding.
-/// A bucket whose averages are not finite delivers them and leaves its residuals; so does a round without contributors,
-/// which delivers zeros. For buckets in host memory: for others the model is refused when it is made.
+/// Dimensions of extent 1 do not count. Gradients of one dimension, and those that would not get smaller by
+/// `min_compression_rate`, travel whole, with the first sum. The averages delivered plus the residuals of all ranks are the
+/// sum of the gradients, but for rounding. A bucket whose averages are not finite delivers them and leaves its residuals;
+/// so does a round without contributors, which delivers zeros. For buckets in host memory: for others the model is refused
+/// when it is made.
 /// Complexity: 4 x PowerSgd::rank products for each element. Memory: two numbers for each element, and the thin matrices.
 struct PowerSgd {
     static constexpr std::string_view name = "PowerSgd";
@@ -57,8 +60,8 @@ struct PowerSgd {
     static constexpr std::size_t steps = 2;
 
     std::size_t rank = 1; ///< at least 1; at most as much as a matrix has
-    std::uint64_t start_iteration =
-        1000;                        ///< rounds that are summed whole before, shadowed ones, too
+    /// Rounds that are summed whole before, shadowed ones, too.
+    std::uint64_t start_iteration = 1000;
     double min_compression_rate = 2; ///< more than 0
     bool warm_start = true;          ///< each round begins with the result of the last one
     bool error_feedback = true;      ///< else what is left out is lost
@@ -69,7 +72,7 @@ struct PowerSgd {
     detail::Feedback feedback{};
     detail::RunMemory messages{};
     std::vector<detail::LowRankFactors> factors{}; ///< per parameter
-    Arena row{};                                   ///< of a product
+    detail::Scratch row{detail::the_host()};       ///< of a product
 
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm&) noexcept {
@@ -94,7 +97,7 @@ struct PowerSgd {
         if (!is_compressing()) {
             return AnyWork{comm.all_reduce(run.buffer, ReduceOp::sum)};
         }
-        Buffer message{messages.of(run), 0, number_type(run)};
+        Buffer message{messages.of(run), 0, detail::number_dtype(run.buffer.dtype)};
         detail::visit_number(run.buffer.dtype, [&]<class T>(T) {
             message.count = write_lefts(run, contributes, static_cast<T*>(message.data));
         });
@@ -102,7 +105,7 @@ struct PowerSgd {
     }
     template <Communicator Comm>
     [[nodiscard]] AnyWork advance(Comm& comm, BucketRun const& run, std::size_t /*step*/) {
-        Buffer message{messages.of(run), 0, number_type(run)};
+        Buffer message{messages.of(run), 0, detail::number_dtype(run.buffer.dtype)};
         if (is_compressing()) {
             detail::visit_number(run.buffer.dtype, [&]<class T>(T) {
                 message.count = write_rights(run, static_cast<T*>(message.data));
@@ -154,13 +157,10 @@ private:
         }
     }
     [[nodiscard]] bool is_compressing() const noexcept { return rounds >= start_iteration; }
-    [[nodiscard]] static DType number_type(BucketRun const& run) noexcept {
-        return run.buffer.dtype == DType::f64 ? DType::f64 : DType::f32;
-    }
 
     [[nodiscard]] detail::MatrixSize size_of(BucketPart const& part) const {
-        std::size_t rows =
-            1; // along the dimension of the largest stride; one of extent 1 has no stride
+        // Rows lie along the dimension of the largest stride; one of extent 1 has no stride.
+        std::size_t rows = 1;
         std::size_t largest = 0;
         std::size_t dimensions = 0;
         for (std::size_t d = 0; d < part.extents.size(); ++d) {
@@ -180,13 +180,10 @@ private:
         std::size_t const most = (std::min)({rank, rows, columns});
         double const sent = static_cast<double>(rows + columns) * static_cast<double>(most);
         bool const pays = sent * min_compression_rate < static_cast<double>(part.count);
-        return {rows, columns, pays ? most : 0};
+        return pays ? detail::MatrixSize{rows, columns, most} : detail::MatrixSize{};
     }
     void prepare_factors(BucketPart const& part) {
-        if (factors.size() <= part.parameter) {
-            factors.resize(part.parameter + 1);
-        }
-        Factors& mine = factors[part.parameter];
+        Factors& mine = detail::of_parameter(factors, part.parameter);
         auto const [rows, columns, most] = mine.size = size_of(part);
         std::size_t const size = detail::number_size(part.dtype);
         if (mine.right.bytes() != most * columns * size ||
@@ -196,9 +193,7 @@ private:
             mine.left = Arena{most * rows * size};
             mine.is_started = false;
         }
-        if (row.bytes() < columns * size) {
-            row = Arena{columns * size};
-        }
+        static_cast<void>(row.data(columns * size)); // rounds allocate nothing
     }
     /// The most that a sum has of a parameter.
     [[nodiscard]] std::size_t numbers_of(BucketPart const& part) const noexcept {
@@ -297,6 +292,11 @@ private:
             }
         }
     }
+    /// Room for a row of a product.
+    template <class T>
+    [[nodiscard]] T* row_of(Factors const& mine) {
+        return reinterpret_cast<T*>(row.data(mine.size.columns * sizeof(T)));
+    }
     template <class T>
     void write_product(Buffer to, Factors const& mine, T const* right) {
         T const* const left = Factors::numbers<T>(mine.left);
@@ -307,7 +307,7 @@ private:
             if (to.dtype == DType::f32 || to.dtype == DType::f64) {
                 detail::product_row(mine.size, left, right, i, reinterpret_cast<T*>(at));
             } else {
-                T* const wide = Factors::numbers<T>(row);
+                T* const wide = row_of<T>(mine);
                 detail::product_row(mine.size, left, right, i, wide);
                 detail::cast_from(wide, Buffer{at, mine.size.columns, to.dtype});
             }
@@ -318,7 +318,7 @@ private:
         T const* const left = Factors::numbers<T>(mine.left);
         T const* const right = Factors::numbers<T>(mine.own_right);
         T* const inputs = feedback.inputs<T>(run, k);
-        T* const product = Factors::numbers<T>(row);
+        T* const product = row_of<T>(mine);
         for (std::size_t i = 0; i < mine.size.rows; ++i) {
             detail::product_row(mine.size, left, right, i, product);
             for (std::size_t j = 0; j < mine.size.columns; ++j) {

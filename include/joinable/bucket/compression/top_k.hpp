@@ -18,7 +18,8 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/text.hpp>
-#include <joinable/device/arena.hpp>
+#include <joinable/device/host.hpp>
+#include <joinable/device/scratch.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -31,7 +32,8 @@ namespace joinable { inline namespace v0 {
 /// largest. Entries are added in rank order. A bucket for which that would be more bytes than its own, from all ranks
 /// together, travels whole. The averages delivered plus the residuals of all ranks are the sum of the gradients, but for
 /// rounding. A bucket whose averages are not finite delivers them and leaves its residuals; so does a round without
-/// contributors, which delivers zeros; but a bucket that travels whole sends what is left of a time when it did not. For buckets in host memory: for others the model is refused when it is made.
+/// contributors, which delivers zeros; but a bucket that travels whole sends what is left of a time when it did not. For
+/// buckets in host memory: for others the model is refused when it is made.
 /// Complexity: linear in the elements. Memory: two numbers and an index for each.
 struct TopK {
     static constexpr std::string_view name = "TopK";
@@ -42,10 +44,10 @@ struct TopK {
     detail::Feedback feedback{};
     detail::RunMemory sent{};
     detail::RunMemory received{};
-    std::vector<bool> is_sparse{};      ///< per bucket
-    std::vector<std::size_t> kept{};    ///< per parameter: how many of its elements are sent
-    std::vector<std::uint32_t> order{}; ///< of the elements of one gradient
-    Arena sums{};                       ///< of a gradient
+    std::vector<bool> is_sparse{};            ///< per bucket
+    std::vector<std::size_t> kept{};          ///< per parameter: how many of its elements are sent
+    std::vector<std::uint32_t> order{};       ///< of the elements of one gradient
+    detail::Scratch sums{detail::the_host()}; ///< of a gradient
 
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm&) noexcept {
@@ -87,9 +89,7 @@ struct TopK {
             return ranks * words(part);
         });
         order.resize(longest);
-        if (sums.bytes() < longest * sizeof(double)) {
-            sums = Arena{longest * sizeof(double)};
-        }
+        static_cast<void>(sums.data(longest * sizeof(double))); // rounds allocate nothing
     }
     template <Communicator Comm>
     [[nodiscard]] AnyWork
@@ -136,8 +136,8 @@ private:
     void find_kept(BucketParts parts, std::size_t ranks) {
         for (BucketPart const& part : parts) {
             auto const wanted = static_cast<std::size_t>(density * static_cast<double>(part.count));
-            kept.resize((std::max)(kept.size(), part.parameter + 1));
-            kept[part.parameter] = (std::min)((std::max)(wanted, std::size_t{1}), part.count);
+            detail::of_parameter(kept, part.parameter) =
+                (std::min)((std::max)(wanted, std::size_t{1}), part.count);
         }
         is_sparse.clear();
         for (std::size_t k = 0; k < parts.size();) {
@@ -242,7 +242,7 @@ private:
     void add_entries(
         Buffer to, Word const* first, std::size_t words, std::size_t ranks, std::size_t entries
     ) {
-        T* const result = reinterpret_cast<T*>(sums.data());
+        T* const result = reinterpret_cast<T*>(sums.data(to.count * sizeof(T)));
         std::fill_n(result, to.count, T{0});
         for (std::size_t rank = 0; rank < ranks; ++rank) {
             for (std::size_t e = 0; e < entries; ++e) {

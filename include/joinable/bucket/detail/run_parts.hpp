@@ -21,7 +21,7 @@ public:
             auto const& [buffer, parameters, views] = buckets[index];
             first_.push_back(parts_.size());
             std::size_t offset = 0;
-            for (std::size_t k = 0; k < views.size(); ++k) { // owners' buckets have none
+            for (std::size_t k = 0; k < views.size(); ++k) {
                 AnyView const& view = views[k];
                 std::size_t const count = view.numel();
                 parts_.push_back(
@@ -41,10 +41,7 @@ public:
     /// Parts [first, last) of a bucket.
     [[nodiscard]] BucketParts
     of(std::size_t bucket, std::size_t first, std::size_t last) const noexcept {
-        std::size_t const begin = first_[bucket] + first;
-        return parts_.size() < begin + (last - first)
-                   ? BucketParts{}
-                   : BucketParts{parts_.data() + begin, last - first};
+        return {parts_.data() + first_[bucket] + first, last - first};
     }
 
 private:

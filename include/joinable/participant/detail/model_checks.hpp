@@ -30,6 +30,14 @@ std::string agree_on(AgreementList& list, ParameterList const& parameters);
 /// Lists each tensor with its dtype and extents.
 void agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind);
 
+/// Lists a model, in the form that guards compare: the counts, and a hash of all that was listed.
+std::string agree_on_model(
+    AgreementList& list, ParameterList const& parameters, TensorList const& buffers = {}
+);
+
+/// The values of all parameters as tensors, such as to send them.
+TensorList values_of(ParameterList const& parameters);
+
 void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 );

@@ -32,6 +32,15 @@ void require_host_buckets(Comm& comm, std::string_view name) {
     }
 }
 
+/// What a list by parameter has of one, and it gets longer for that.
+template <class T>
+[[nodiscard]] T& of_parameter(std::vector<T>& list, std::size_t parameter) {
+    if (list.size() <= parameter) {
+        list.resize(parameter + 1);
+    }
+    return list[parameter];
+}
+
 /// Memory that every run has to itself, because a bucket may travel in several runs.
 class RunMemory {
 public:
@@ -41,10 +50,7 @@ public:
         begins_.clear();
         std::size_t bytes = 0;
         for (BucketPart const& part : parts) {
-            if (begins_.size() <= part.parameter) {
-                begins_.resize(part.parameter + 1);
-            }
-            begins_[part.parameter] = bytes;
+            of_parameter(begins_, part.parameter) = bytes;
             bytes += (of_run + of_part(part) + alignment - 1) / alignment * alignment;
         }
         if (arena_.bytes() < bytes) {
@@ -76,10 +82,7 @@ public:
     /// Keeps the residuals of parameters that it has.
     void prepare(BucketParts parts) {
         for (BucketPart const& part : parts) {
-            if (residuals_.size() <= part.parameter) {
-                residuals_.resize(part.parameter + 1);
-            }
-            auto& [memory, dtype] = residuals_[part.parameter];
+            auto& [memory, dtype] = of_parameter(residuals_, part.parameter);
             if (memory.bytes() != bytes_of(part)) {
                 memory = Arena{bytes_of(part)};
                 dtype = part.dtype;

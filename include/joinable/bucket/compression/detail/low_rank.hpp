@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include <joinable/config.hpp>
+#include <joinable/detail/hash.hpp>
 #include <joinable/reduction/rows.hpp>
 
 /// @file
@@ -174,16 +175,12 @@ void orthogonalize(T* rows, std::size_t rank, std::size_t count, double epsilon)
     }
 }
 
-/// Fills with numbers from -1 to 1 that follow from `seed` alone. Source: Steele, Lea and Flood, "Fast Splittable
-/// Pseudorandom Number Generators", 2014 (SplitMix).
+/// Fills with numbers from -1 to 1 that follow from `seed` alone.
 template <class T>
 void fill_random(T* to, std::size_t count, std::uint64_t seed) noexcept {
     for (std::size_t i = 0; i < count; ++i) {
-        seed += 0x9e37'79b9'7f4a'7c15U;
-        std::uint64_t bits = (seed ^ (seed >> 30U)) * 0xbf58'476d'1ce4'e5b9U;
-        bits = (bits ^ (bits >> 27U)) * 0x94d0'49bb'1331'11ebU;
-        bits ^= bits >> 31U;
-        to[i] = static_cast<T>(static_cast<double>(bits >> 11U) * 0x1p-52 - 1.0);
+        seed += splitmix_increment;
+        to[i] = static_cast<T>(static_cast<double>(splitmix(seed) >> 11U) * 0x1p-52 - 1.0);
     }
 }
 

@@ -17,15 +17,17 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Calls f(double{}) for elements of f64, else f(float{}): what reductions compute in.
+/// What reductions compute in for elements of a type: f64 for f64, else f32.
+[[nodiscard]] constexpr DType number_dtype(DType dtype) noexcept {
+    return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+[[nodiscard]] constexpr std::size_t number_size(DType dtype) noexcept {
+    return size_of(number_dtype(dtype));
+}
+/// Calls f(T{}) with its type.
 template <class F>
 decltype(auto) visit_number(DType dtype, F const& f) {
-    return dtype == DType::f64 ? f(double{}) : f(float{});
-}
-
-/// The size of a number that visit_number() gives.
-[[nodiscard]] constexpr std::size_t number_size(DType dtype) noexcept {
-    return dtype == DType::f64 ? sizeof(double) : sizeof(float);
+    return number_dtype(dtype) == DType::f64 ? f(double{}) : f(float{});
 }
 
 /// Numbers times a factor, as numbers of another type. The memory may be the same if the types are.

@@ -86,6 +86,23 @@ JOINABLE_DEFINITION void check_distinct(
     }
 }
 
+JOINABLE_DEFINITION std::string
+agree_on_model(AgreementList& list, ParameterList const& parameters, TensorList const& buffers) {
+    list.begin_section("models differ: ");
+    std::size_t const first = list.items().size();
+    std::string const counts = agree_on(list, parameters);
+    agree_on(list, buffers, "buffer");
+    return concat(counts, ", hash ", list.hash_from(first));
+}
+
+JOINABLE_DEFINITION TensorList values_of(ParameterList const& parameters) {
+    std::vector<AnyView> views;
+    for (AnyParameter const& parameter : parameters) {
+        views.push_back(parameter.value());
+    }
+    return tensor_list(std::move(views));
+}
+
 JOINABLE_DEFINITION void check_parameters(ParameterList const& list, DeviceId device) {
     for (std::size_t i = 0; i < list.size(); ++i) {
         check_value(list, i, device);

@@ -42,6 +42,48 @@ class Mutation:
 
 
 MUTATIONS = [
+    # -- gradients that are rows -----------------------------------------------------------------------
+    Mutation(
+        "rows-are-multiplied-before-they-are-added", "bucket/detail/impl/sparse_gradients.ipp",
+        "    copy(rows.values, rows_of(sparse, raw_).values);", "    scale_copy(rows.values, factor_, rows_of(sparse, raw_).values);",
+        "bucket/sparse.test.cpp", "*",
+    ),
+    Mutation(
+        "rows-of-one-index-are-not-added", "bucket/detail/impl/sparse_gradients.ipp",
+        "from.indices[order_[last]] == from.indices[order_[first]]", "false",
+        "bucket/sparse.test.cpp", "all ranks get the sum*",
+    ),
+    Mutation(
+        "rows-are-added-in-any-order", "bucket/detail/impl/sparse_gradients.ipp",
+        "order_[first + k - 1] * bytes", "order_[last - k] * bytes",
+        "bucket/sparse.test.cpp", "*",
+    ),
+    Mutation(
+        "the-last-index-may-be-out-of-range", "bucket/detail/impl/sparse_gradients.ipp",
+        "static_cast<std::uint64_t>(index) >= sparse.extents[0]", "static_cast<std::uint64_t>(index) > sparse.extents[0]",
+        "bucket/sparse.test.cpp", "rows that do not fit*",
+    ),
+    Mutation(
+        "joined-ranks-keep-rows", "bucket/impl/gradients.ipp",
+        "sparse_.has(i) ? sparse_.clear(i) : clear_gradient(parameters_[i], device());",
+        "if (!sparse_.has(i)) { clear_gradient(parameters_[i], device()); }",
+        "bucket/sparse.test.cpp", "all ranks get the sum*",
+    ),
+    Mutation(
+        "a-rank-that-weighs-nothing-sends-rows", "bucket/impl/gradients.ipp",
+        "factor == 0.0 ? sparse_.zero(i) : sparse_.pack(i);", "sparse_.pack(i);",
+        "bucket/sparse.test.cpp", "indices of 32 bits*",
+    ),
+    Mutation(
+        "rows-that-a-rank-did-not-mark-are-sent-again", "bucket/reducer.hpp",
+        "        for_each_sparse([&](std::size_t i) { iteration_.take_unused(i); });\n", "",
+        "bucket/sparse.test.cpp", "*",
+    ),
+    Mutation(
+        "ranks-do-not-compare-which-gradients-are-rows", "participant/detail/impl/model_checks.ipp",
+        'parameters[i].is_sparse() ? ", sparse gradients" : ""', '""',
+        "bucket/sparse.test.cpp", "ranks agree*",
+    ),
     # -- in which order the elements of a tensor lie ------------------------------------------------
     Mutation(
         "column-major-types-have-row-major-strides", "tensor/tensor.hpp",
@@ -2476,12 +2518,12 @@ MUTATIONS = [
     ),
     Mutation(
         "gradients-stay-in-memory-that-ends", "bucket/impl/gradients.ipp",
-        "if (parameters_[i].can_release_grad() && is_resident(i)) {", "if (false) {",
+        "if (parameters_[i].can_release_grad() && is_ours) {", "if (false) {",
         "participant/without_pass.test.cpp", "gradients that lie in buckets*",
     ),
     Mutation(
         "gradients-of-the-engine-end-with-the-model", "bucket/impl/gradients.ipp",
-        "if (parameters_[i].can_release_grad() && is_resident(i)) {",
+        "if (parameters_[i].can_release_grad() && is_ours) {",
         "if (parameters_[i].can_release_grad()) {",
         "participant/without_pass.test.cpp", "gradients that lie in buckets*",
     ),

@@ -128,6 +128,15 @@ public:
     [[nodiscard]] virtual void* gradients() = 0;
 };
 
+/// A table of words, and the rows of its gradient.
+struct Embedding {
+    std::size_t words;
+    std::size_t width;
+    std::vector<float> table;
+    std::vector<std::int64_t> indices;
+    std::vector<float> rows;
+};
+
 struct Batch {
     std::vector<float> samples;
     [[nodiscard]] std::size_t size() const { return samples.size(); }

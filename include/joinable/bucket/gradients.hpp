@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <joinable/bucket/bucket.hpp>
+#include <joinable/bucket/detail/sparse_gradients.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/bucket/without_pass.hpp>
@@ -44,9 +45,13 @@ public:
     [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept { return trained_; }
     [[nodiscard]] bool is_trained(std::size_t i) const noexcept { return bucket_of_[i] != nowhere; }
     [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return bucket_of_[i]; }
+    /// Those that lie in no bucket, because they are rows: bucket_of(i) is buckets().size(). Null: there are none.
+    [[nodiscard]] virtual SparseGradients* sparse() noexcept { return nullptr; }
     /// In launch order. A bucket without memory gets it with its first gradient.
     [[nodiscard]] virtual std::vector<Bucket> const& buckets() const noexcept = 0;
-    [[nodiscard]] bool has(std::size_t i) const { return bool{parameters_[i].grad()}; }
+    [[nodiscard]] bool has(std::size_t i) const {
+        return bool{elements_of_gradient(parameters_[i])};
+    }
     [[nodiscard]] Device& device() const noexcept { return *device_; }
     /// The name of this rank's parameter `i` in error texts.
     [[nodiscard]] std::string describe(std::size_t i) const;
@@ -129,7 +134,11 @@ private:
 /// the same device. The result releases those that lie in the buckets, where the parameter's traits can.
 /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
 [[nodiscard]] std::unique_ptr<Gradients> gradients_in_buckets(
-    ParameterList parameters, BucketOptions const& options, int rank, BufferMemory const& memory
+    ParameterList parameters,
+    BucketOptions const& options,
+    int rank,
+    int size,
+    BufferMemory const& memory
 );
 
 }}} // namespace joinable::v0::detail

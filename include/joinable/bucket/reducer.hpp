@@ -27,6 +27,7 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
+#include <joinable/communicator/work.hpp>
 #include <joinable/device/arena.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -44,10 +45,14 @@ namespace joinable { inline namespace v0 {
 /// | parameters                 |                                                                 |
 /// | buckets, by the reduction  | in index order, each when it is full, never in ready order. With|
 /// |                            | a map, one for each run of parameters that some rank uses       |
+/// | gather of numbers of rows  | after the last bucket, if gradients are rows that some rank uses |
+/// | (parameter_traits)         |                                                                 |
+/// | gathers of indices, of rows| at the end, for each such gradient of which some rank has rows   |
 /// | broadcast of the ready     | once, after the first iteration, to cut the buckets again       |
 /// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
-/// `Reduction` defines how a bucket travels, see BucketReduction. Nothing is allocated after the
+/// `Reduction` defines how a bucket travels, see BucketReduction. Rows travel as they are, in no bucket, and are added
+/// in rank order: so many ranks, so many rows in memory. Nothing is allocated after the
 /// buckets are final, unless gradients that are summed where they lie get other memory. `Times` is notified of each collective of a bucket.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
@@ -57,7 +62,7 @@ public:
     /// Local. Buckets are in arenas of make_arena(). `comm` and the objects that the parameters
     /// refer to must outlive the reducer.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
-    ///         gradient does not fit its value; gradients as bucket views lack set_grad; neither
+    ///         gradient does not fit its value; gradients as bucket views lack set_grad; gradients are rows and `comm` has no all_gather; neither
     ///         the device (Device::can_scale()) nor the reduction can scale gradients. Nothing was
     ///         changed.
     Reducer(
@@ -73,6 +78,7 @@ public:
                   std::move(parameters),
                   options,
                   static_cast<int>(comm.rank()),
+                  static_cast<int>(comm.size()),
                   detail::BufferMemory{comm}
               ),
               options
@@ -92,6 +98,13 @@ public:
           gradients_{std::move(gradients)}, iteration_{*gradients_, options},
           is_rebuild_due_{detail::rebuilds(options)}, timeline_{std::move(timeline)},
           words_{&own_words_}, own_words_{comm} {
+        if (auto const* const sparse = gradients_->sparse();
+            sparse != nullptr && !AllGathers<Comm>) {
+            throw ContractViolation{detail::concat(
+                detail::describe_parameter(parameters(), sparse->parameters().front()),
+                " has sparse gradients, but this communicator has no all_gather; give it one, or give dense gradients"
+            )};
+        }
         order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
         fit_to_buckets();
         if constexpr (sums_in_place) {
@@ -240,7 +253,7 @@ public:
     /// @throws ContractViolation  no iteration is open, or it is too late: a bucket is in flight.
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
-        if (launched_ != 0) {
+        if (launched_ != 0 || counts_) {
             detail::refuse_late_skip(static_cast<int>(comm_.rank()));
         }
         gradients_->submit(gradients_->trained()); // what was packed, before zeros replace it
@@ -274,6 +287,7 @@ public:
         for (std::size_t step = 1; step < detail::steps_of<Reduction>; ++step) {
             advance_runs(step);
         }
+        gather_rows();
         while (finished_ < launched_) {
             finish_oldest();
         }
@@ -361,6 +375,15 @@ private:
                                            !std::derived_from<Reduction, detail::ReductionTurns>;
 
     using Range = decltype(std::declval<Times&>().bucket(0, 0));
+    [[nodiscard]] static auto gather(Comm& comm, detail::SparseGradients::Gather const& rows) {
+        if constexpr (AllGathers<Comm>) {
+            return comm.all_gather(rows.part, rows.whole, rows.counts);
+        } else {
+            return CompletedWork{}; // the constructor refuses rows
+        }
+    }
+    using CountsWork =
+        decltype(gather(std::declval<Comm&>(), std::declval<detail::SparseGradients::Gather&>()));
     using BucketWork = std::remove_cvref_t<decltype(std::declval<Reduction&>().start(
         std::declval<Comm&>(), std::declval<BucketRun const&>(), 1.0, true
     ))>;
@@ -402,6 +425,10 @@ private:
         next_bucket_ = 0;
         has_failed_start_ = has_lost_average_ = false;
         launched_ = tested_ = finished_ = 0;
+        counts_.reset();
+        if (detail::SparseGradients* const sparse = gradients_->sparse()) {
+            sparse->begin(factor);
+        }
     }
 
     void launch_map() {
@@ -431,6 +458,51 @@ private:
                 turns().note_started(next_bucket_++);
             }
         } while (turns().proceed());
+        if (next_bucket_ == buckets().size()) {
+            launch_counts();
+        }
+    }
+
+    /// Calls f(i) for every gradient of rows that some rank uses.
+    template <class F>
+    void for_each_sparse(F const& f) {
+        if (detail::SparseGradients const* const sparse = gradients_->sparse();
+            sparse != nullptr && reduction_.delivers) {
+            for (std::size_t const i : sparse->parameters()) {
+                if (iteration_.is_used(i)) {
+                    f(i);
+                }
+            }
+        }
+    }
+    /// Starts to gather how many rows each rank has, once they are final.
+    void launch_counts() {
+        bool is_any_used = false;
+        for_each_sparse([&](std::size_t) { is_any_used = true; });
+        if (!is_any_used || counts_ || !iteration_.is_open() ||
+            !iteration_.is_full(buckets().size())) {
+            return;
+        }
+        has_failed_start_ = true; // unless this one returns
+        for_each_sparse([&](std::size_t i) { iteration_.take_unused(i); });
+        static_cast<void>(counts_.emplace(gather(comm_, gradients_->sparse()->counts())));
+        has_failed_start_ = false;
+    }
+    void gather_rows() {
+        if (!counts_) {
+            return;
+        }
+        counts_->wait();
+        detail::SparseGradients& sparse = *gradients_->sparse();
+        for_each_sparse([&](std::size_t i) {
+            sparse.for_each_gather(i, [&](detail::SparseGradients::Gather const& rows) {
+                [[maybe_unused]] auto const range =
+                    timeline_->bucket(buckets().size(), rows.whole.bytes());
+                gather(comm_, rows).wait();
+            });
+            gradients_->deliver(i);
+        });
+        counts_.reset();
     }
 
     void launch_bucket(std::size_t index) {
@@ -602,6 +674,7 @@ private:
     // Destroyed first, because they use the memory of the members above.
     detail::ControlOver<Comm&> own_words_;
     std::vector<std::optional<BucketWork>> works_;
+    std::optional<CountsWork> counts_; ///< how many rows of gradients each rank has
 };
 
 template <class Comm>

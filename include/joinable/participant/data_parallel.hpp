@@ -279,7 +279,13 @@ private:
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
                 comm,
                 std::move(reduction),
-                detail::gradients_in_buckets(list, buckets, static_cast<int>(comm.rank()), memory),
+                detail::gradients_in_buckets(
+                    list,
+                    buckets,
+                    static_cast<int>(comm.rank()),
+                    static_cast<int>(comm.size()),
+                    memory
+                ),
                 buckets
             );
             module_.emplace(comm, list, std::move(buffers), options);

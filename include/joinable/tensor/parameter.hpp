@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <joinable/tensor/sparse_rows.hpp>
 #include <joinable/tensor/tensor.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -63,6 +64,15 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
 /// |                                               | ranks keep parts of values; must not throw,      |
 /// |                                               | because it also runs while an exception unwinds  |
+/// | `static bool is_sparse(P const& p)`           | optional, with the next two: whether the         |
+/// |                                               | gradient is rows of an embedding. Asked when the |
+/// |                                               | reducer or participant is made; then grad(p) is  |
+/// |                                               | empty                                            |
+/// | `static SparseRows sparse_grad(P& p)`         | the rows; a row may be there several times, in   |
+/// |                                               | any order: they are added. Empty = no gradient   |
+/// | `static void set_sparse_grad(P& p,            | makes `rows` the gradient: the rows of all ranks,|
+/// | SparseRows rows)`                             | ascending, each once. They are valid until the   |
+/// |                                               | next iteration begins or the reducer ends        |
 /// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
 /// The default serves every class with members `value` and `grad` that are writable tensors; `grad`
@@ -122,6 +132,14 @@ concept has_set_value = requires(std::remove_cvref_t<P>& p, AnyView const& view)
     parameter_traits_of<P>::release_value(p);
 };
 template <class P>
+concept has_sparse_grad = requires(
+    std::remove_cvref_t<P>& p, std::remove_cvref_t<P> const& constant, SparseRows const& rows
+) {
+    { parameter_traits_of<P>::is_sparse(constant) } -> std::convertible_to<bool>;
+    { parameter_traits_of<P>::sparse_grad(p) } -> std::same_as<SparseRows>;
+    parameter_traits_of<P>::set_sparse_grad(p, rows);
+};
+template <class P>
 concept has_name = requires(std::remove_cvref_t<P> const& p) {
     requires lasting_text<decltype(parameter_traits_of<P>::name(p))>;
 };
@@ -178,6 +196,11 @@ concept has_other_set_value =
         requires takes_others<decltype(&parameter_traits_of<P>::release_value), std::remove_cvref_t<P>&>;
     });
 template <class P>
+concept has_other_sparse_grad =
+    !has_sparse_grad<P> && (requires { &parameter_traits_of<P>::is_sparse; } || requires {
+        &parameter_traits_of<P>::sparse_grad;
+    } || requires { &parameter_traits_of<P>::set_sparse_grad; });
+template <class P>
 concept has_other_is_handle = requires { &parameter_traits_of<P>::is_handle; } && !requires {
     requires std::same_as<decltype(parameter_traits_of<P>::is_handle), bool const>;
     typename std::bool_constant<parameter_traits_of<P>::is_handle>;
@@ -207,6 +230,11 @@ consteval bool has_usable_options() {
     static_assert(
         !has_other_is_handle<P>,
         "Parameter: parameter_traits::is_handle must be 'static constexpr bool is_handle = true'"
+    );
+    static_assert(
+        !has_other_sparse_grad<P>,
+        "Parameter: parameter_traits needs all of 'static bool is_sparse(P const&)', 'static SparseRows "
+        "sparse_grad(P&)' and 'static void set_sparse_grad(P&, SparseRows)', or none"
     );
     static_assert(
         !has_other_set_value<P>,

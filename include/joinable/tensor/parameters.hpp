@@ -14,6 +14,7 @@
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/detail/handle_list.hpp>
 #include <joinable/tensor/parameter.hpp>
+#include <joinable/tensor/sparse_rows.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -69,6 +70,17 @@ public:
             functions_->release_grad(object_);
         }
     }
+    /// Whether the gradient is rows. grad() is empty then, and set_sparse_grad() can be called.
+    [[nodiscard]] bool is_sparse() const {
+        return functions_->is_sparse != nullptr && functions_->is_sparse(object_);
+    }
+    /// Empty if the parameter has no rows now, or its type cannot have any.
+    [[nodiscard]] SparseRows sparse_grad() const {
+        return functions_->sparse_grad != nullptr ? functions_->sparse_grad(object_) : SparseRows{};
+    }
+    void set_sparse_grad(SparseRows const& rows) const {
+        functions_->set_sparse_grad(object_, rows);
+    }
     [[nodiscard]] bool can_set_value() const noexcept { return functions_->set_value != nullptr; }
     /// Makes `view` the value; release_value() frees or forgets it. Both need can_set_value().
     void set_value(AnyView const& view) const { functions_->set_value(object_, view); }
@@ -105,6 +117,9 @@ private:
         void (*release_grad)(void*);              ///< null: not supported
         void (*set_value)(void*, AnyView const&); ///< null, like the next one: not supported
         void (*release_value)(void*);
+        bool (*is_sparse)(void*); ///< null, like the next two: not supported
+        SparseRows (*sparse_grad)(void*);
+        void (*set_sparse_grad)(void*, SparseRows const&);
         bool (*requires_grad)(void*);
         bool (*is_as)(void*, detail::ParameterState const&);
         std::string_view (*name)(void*);
@@ -148,6 +163,17 @@ private:
             };
             functions.release_value = [](void* p) {
                 Traits::release_value(*static_cast<Object*>(p));
+            };
+        }
+        if constexpr (detail::has_sparse_grad<P>) {
+            functions.is_sparse = [](void* p) -> bool {
+                return Traits::is_sparse(*static_cast<Object*>(p));
+            };
+            functions.sparse_grad = [](void* p) {
+                return Traits::sparse_grad(*static_cast<Object*>(p));
+            };
+            functions.set_sparse_grad = [](void* p, SparseRows const& rows) {
+                Traits::set_sparse_grad(*static_cast<Object*>(p), rows);
             };
         }
         functions.requires_grad = requires_grad_of<P>;
@@ -215,6 +241,12 @@ template <class... Ranges>
 }
 
 namespace detail {
+
+/// What a gradient holds: all elements, or those of its rows. Empty if there is none.
+[[nodiscard]] inline AnyView elements_of_gradient(AnyParameter const& parameter) {
+    AnyView const dense = parameter.grad();
+    return dense ? dense : parameter.sparse_grad().values;
+}
 
 /// How error texts name a parameter of a list whose indices count from `first`.
 inline std::string

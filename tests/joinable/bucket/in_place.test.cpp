@@ -230,7 +230,7 @@ TEST_CASE("gradients that all ranks reach go through buckets where these are out
         Reach reach{are_buckets_in_reach, make_params<float>({100, 100})};
         auto& params = reach.params;
         auto const gradients = joinable::detail::gradients_in_buckets(
-            joinable::parameters(params), {}, 0, joinable::detail::BufferMemory{}
+            joinable::parameters(params), {}, 0, 1, joinable::detail::BufferMemory{}
         );
         gradients->leave_in_place({&reach, [](void const* asked, joinable::ConstBuffer memory) {
                                        auto const& [has_buckets, own] =

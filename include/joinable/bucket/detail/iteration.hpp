@@ -187,7 +187,10 @@ private:
     [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept {
         return gradients_.trained();
     }
-    void fit_to_buckets() { pending_.resize(gradients_.buckets().size()); }
+    /// The gradients that lie in no bucket count as one after the last.
+    void fit_to_buckets() {
+        pending_.resize(gradients_.buckets().size() + (gradients_.sparse() != nullptr ? 1 : 0));
+    }
 
     [[nodiscard]] bool may_be_unused() const noexcept { return finds_unused_ || graph_; }
     /// With a static graph, later iterations cannot send a parameter that no rank used in the first

@@ -13,7 +13,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION bool are_cleared(ParameterList const& parameters, Device& device) {
     ElementsOnHost elements{device};
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-        AnyView const gradient = parameters[i].requires_grad() ? parameters[i].grad() : AnyView{};
+        AnyView const gradient =
+            parameters[i].requires_grad() ? elements_of_gradient(parameters[i]) : AnyView{};
         if (!gradient) {
             continue;
         }

@@ -21,17 +21,19 @@ JOINABLE_DEFINITION std::string Gradients::describe(std::size_t i) const {
 class BucketGradients final : public Gradients {
 public:
     BucketGradients(
-        ParameterList parameters, BucketOptions const& options, int rank, BufferMemory const& memory
+        ParameterList parameters,
+        BucketOptions const& options,
+        int rank,
+        int size,
+        BufferMemory const& memory
     )
         : Gradients{parameters, expected_ready_order(parameters), rank, memory.device()},
           are_views_{options.gradient_as_bucket_view},
           only_existing_{options.find_unused || options.static_graph},
           joined_{options.joined_gradients}, limits_{bucket_limits(options)},
-          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory},
-          backup_{
-              needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
-                             : BucketLayout{}
-          },
+          sparse_{parameters_, rank, size}, dense_{without_sparse(trained_)},
+          layout_{layout_of(rebuilds(options) ? one_bucket() : limits_, memory)},
+          backup_{needs_backup() ? layout_of(one_bucket(), memory) : BucketLayout{}},
           places_(parameters_.size()), backup_places_(parameters_.size()),
           in_place_(parameters_.size()), packed_(parameters_.size()),
           is_packed_(parameters_.size()), is_of_others_(parameters_.size()) {
@@ -51,7 +53,7 @@ public:
             if (AnyView const gradient = parameters_[i].grad()) {
                 require_fit(i, gradient);
             }
-            if (are_views_ && !parameters_[i].can_set_grad()) {
+            if (are_views_ && !sparse_.has(i) && !parameters_[i].can_set_grad()) {
                 throw ContractViolation{concat(
                     "gradients as bucket views need parameter_traits::set_grad, which ",
                     describe(i),
@@ -63,7 +65,8 @@ public:
     ~BucketGradients() override {
         for (std::size_t const i : trained_) {
             try {
-                if (parameters_[i].can_release_grad() && is_resident(i)) {
+                bool const is_ours = sparse_.has(i) ? sparse_.is_resident(i) : is_resident(i);
+                if (parameters_[i].can_release_grad() && is_ours) {
                     parameters_[i].release_grad();
                 }
             } catch (...) { // NOLINT(bugprone-empty-catch): nobody may read what ends
@@ -74,12 +77,15 @@ public:
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept override {
         return layout_.buckets();
     }
+    [[nodiscard]] SparseGradients* sparse() noexcept override {
+        return sparse_.empty() ? nullptr : &sparse_;
+    }
     /// If parameters may be unused, one without a gradient stays without until it gets one.
     void take() override {
         if (!are_views_) {
             return;
         }
-        for (std::size_t const i : trained_) {
+        for (std::size_t const i : dense_) {
             AnyView const gradient = parameters_[i].grad();
             if (gradient) {
                 device().copy(gradient, *places_[i]);
@@ -95,7 +101,7 @@ public:
     }
 
     [[nodiscard]] bool copies_without_need() const override {
-        return !are_views_ && std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
+        return !are_views_ && std::any_of(dense_.begin(), dense_.end(), [&](std::size_t i) {
             return in_place_[i] == nullptr && parameters_[i].can_set_grad() && has(i) &&
                    !is_resident(i);
         });
@@ -143,9 +149,19 @@ public:
     }
 
     void pack(std::size_t i, double factor) override {
+        if (sparse_.has(i)) {
+            factor == 0.0 ? sparse_.zero(i) : sparse_.pack(i);
+            return;
+        }
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
             require_fit(i, gradient);
+        } else if (parameters_[i].sparse_grad()) {
+            throw ContractViolation{concat(
+                describe(i),
+                " has a sparse gradient, but its gradients were dense when the model was made; let is_sparse "
+                "return true, or give it a dense one"
+            )};
         }
         if (!gradient || factor == 0.0) {
             zero(i);
@@ -163,6 +179,10 @@ public:
         }
     }
     void zero(std::size_t i) override {
+        if (sparse_.has(i)) {
+            sparse_.zero(i);
+            return;
+        }
         in_place_[i] = nullptr;
         device().fill_zero(*places_[i]);
     }
@@ -176,7 +196,7 @@ public:
         if (!leaves_untouched()) {
             return;
         }
-        for (std::size_t const i : trained_) {
+        for (std::size_t const i : dense_) {
             if (is_resident(i)) {
                 device().copy(*places_[i], *backup_places_[i]);
             }
@@ -186,14 +206,19 @@ public:
     [[nodiscard]] JoinedGradients joined_gradients() const noexcept override { return joined_; }
     void follow_others(std::size_t i, OtherGradient other) override {
         is_of_others_[i] = has_joined_;
+        if (sparse_.has(i)) {
+            bool const drops = other == OtherGradient::none && parameters_[i].can_release_grad();
+            drops ? parameters_[i].release_grad() : sparse_.clear(i);
+            return;
+        }
         follow_other(parameters_[i], other, device(), [&] {
             zero(i);
             return *places_[i];
         });
     }
     void complete() override {
-        for (std::size_t k = 0; leaves_untouched() && k < trained_.size(); ++k) {
-            if (std::size_t const i = trained_[k]; is_resident(i)) {
+        for (std::size_t k = 0; leaves_untouched() && k < dense_.size(); ++k) {
+            if (std::size_t const i = dense_[k]; is_resident(i)) {
                 device().copy(*backup_places_[i], *places_[i]);
             }
         }
@@ -202,7 +227,7 @@ public:
     void end_guard() override {
         for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
             if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
-                clear_gradient(parameters_[i], device());
+                sparse_.has(i) ? sparse_.clear(i) : clear_gradient(parameters_[i], device());
             }
             is_of_others_[i] = false;
         }
@@ -214,6 +239,10 @@ public:
             return;
         }
         is_of_others_[i] = has_joined_;
+        if (sparse_.has(i)) {
+            sparse_.deliver(i);
+            return;
+        }
         AnyParameter const& parameter = parameters_[i];
         AnyView const& view = *places_[i];
         AnyView const gradient = parameter.grad();
@@ -245,13 +274,16 @@ public:
     }
     void rebuild(std::vector<std::size_t> order) override {
         std::vector<std::size_t> residents;
-        for (std::size_t const i : trained_) {
+        for (std::size_t const i : dense_) {
             if (is_resident(i)) {
                 residents.push_back(i);
             }
         }
         trained_ = std::move(order);
-        layout_.rebuild(parameters_, trained_, limits_);
+        dense_ = without_sparse(trained_);
+        if (!dense_.empty()) {
+            layout_.rebuild(parameters_, dense_, limits_);
+        }
         find_places();
         for (std::size_t const i : residents) {
             parameters_[i].set_grad(*places_[i]);
@@ -259,11 +291,22 @@ public:
     }
 
 private:
+    [[nodiscard]] std::vector<std::size_t> without_sparse(std::vector<std::size_t> list) const {
+        std::erase_if(list, [&](std::size_t i) { return sparse_.has(i); });
+        return list;
+    }
+    [[nodiscard]] BucketLayout
+    layout_of(std::vector<std::size_t> const& limits, BufferMemory const& memory) const {
+        return dense_.empty() && !sparse_.empty()
+                   ? BucketLayout{}
+                   : BucketLayout{parameters_, dense_, limits, memory};
+    }
+
     static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
 
     [[nodiscard]] bool needs_backup() const {
         return joined_ == JoinedGradients::untouched &&
-               std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
+               std::any_of(dense_.begin(), dense_.end(), [&](std::size_t i) {
                    return parameters_[i].can_set_grad();
                });
     }
@@ -281,6 +324,9 @@ private:
             for (std::size_t const i : buckets()[b].parameters) {
                 bucket_of_[i] = b;
             }
+        }
+        for (std::size_t const i : sparse_.parameters()) {
+            bucket_of_[i] = buckets().size();
         }
         first_piece_.resize(buckets().size());
         for (std::size_t b = 0, first = 0; b < buckets().size(); ++b) {
@@ -354,6 +400,8 @@ private:
     bool has_joined_ = false; ///< in this iteration
     MemoryInReach is_in_reach_;
     std::vector<std::size_t> limits_;
+    SparseGradients sparse_;
+    std::vector<std::size_t> dense_; ///< the other trained ones, in the same order
     BucketLayout layout_;
     /// Holds gradients that live in buckets while the buckets carry the averages of others. All
     /// ranks reduce in the same buckets, because communicators have registered them.
@@ -371,9 +419,13 @@ private:
 };
 
 JOINABLE_DEFINITION std::unique_ptr<Gradients> gradients_in_buckets(
-    ParameterList parameters, BucketOptions const& options, int rank, BufferMemory const& memory
+    ParameterList parameters,
+    BucketOptions const& options,
+    int rank,
+    int size,
+    BufferMemory const& memory
 ) {
-    return std::make_unique<BucketGradients>(std::move(parameters), options, rank, memory);
+    return std::make_unique<BucketGradients>(std::move(parameters), options, rank, size, memory);
 }
 
 }}} // namespace joinable::v0::detail

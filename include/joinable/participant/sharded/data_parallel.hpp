@@ -389,7 +389,11 @@ private:
                 comm,
                 detail::ToOwners<Comm>{},
                 detail::gradients_in_buckets(
-                    std::move(all), buckets_, rank, detail::BufferMemory{comm}
+                    std::move(all),
+                    buckets_,
+                    rank,
+                    static_cast<int>(comm.size()),
+                    detail::BufferMemory{comm}
                 ),
                 buckets_,
                 std::move(times)

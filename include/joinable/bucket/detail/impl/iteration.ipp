@@ -40,8 +40,11 @@ Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
     factor_ = factor;
     without_ = without;
     is_recording_ = !without && graph_ && !graph_->is_recorded();
-    for (std::size_t b = 0; b < pending_.size(); ++b) {
+    for (std::size_t b = 0; b < gradients_.buckets().size(); ++b) {
         pending_[b] = gradients_.buckets()[b].parameters.size();
+    }
+    if (SparseGradients const* const sparse = gradients_.sparse()) {
+        pending_.back() = sparse->parameters().size();
     }
     std::fill(states_.begin(), states_.end(), State::pending);
     ready_order_.clear();

@@ -58,6 +58,7 @@ JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList cons
             text += ", strides " + to_text(strides);
         }
         text += parameters[i].requires_grad() ? "" : ", no requires_grad";
+        text += parameters[i].is_sparse() ? ", sparse gradients" : "";
         list.add(describe_parameter(parameters, i), text);
     }
     return concat(parameters.size(), " parameters of ", elements, " elements");

@@ -99,6 +99,15 @@ void check_group(
         };
     }
     check_parameters(list, device.id());
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        if (list[i].requires_grad() && list[i].is_sparse()) {
+            throw ContractViolation{concat(
+                describe_parameter(list, i),
+                " has sparse gradients, which sharded training does not step; give it dense ones, or step it by an "
+                "optimizer of its own behind a DistributedDataParallel"
+            )};
+        }
+    }
     ParameterList all;
     for (ShardGroup const& group : groups) {
         if (!group.shards_values()) { // else the engine has no memory for them

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/bucket/detail/sparse_gradients.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/device/copy.hpp>
+#include <joinable/error.hpp>
+#include <joinable/reduction/reduce.hpp>
+#include <joinable/tensor/reduce_op.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION
+SparseGradients::SparseGradients(ParameterList parameters, int rank, int size)
+    : parameters_{std::move(parameters)}, rank_{rank}, position_(parameters_.size(), nowhere) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+        if (!parameters_[i].requires_grad() || !parameters_[i].is_sparse()) {
+            continue;
+        }
+        AnyView const value = parameters_[i].value();
+        char const* const wrong =
+            value.device() != DeviceId{} ? " is on a device; rows are added on the host"
+            : value.extents().empty()    ? " has no dimension, so there are no rows"
+                                         : nullptr;
+        if (wrong != nullptr) {
+            throw ContractViolation{
+                concat(describe(i), " has sparse gradients, but", wrong, "; give it a dense one")
+            };
+        }
+        position_[i] = listed_.size();
+        listed_.push_back(i);
+        Sparse& sparse = sparse_.emplace_back(Sparse{i, value.extents(), value.dtype(), {}, {}});
+        for (std::size_t d = 1; d < sparse.extents.size(); ++d) {
+            sparse.numel_of_row *= sparse.extents[d];
+        }
+    }
+    mine_.resize(listed_.size());
+    counts_.resize(listed_.size() * static_cast<std::size_t>(size));
+    rank_counts_.resize(static_cast<std::size_t>(size));
+}
+
+JOINABLE_DEFINITION std::string SparseGradients::describe(std::size_t i) const {
+    return concat(describe_parameter(parameters_, i), " on rank ", rank_);
+}
+
+JOINABLE_DEFINITION void SparseGradients::require_fit(std::size_t i, SparseRows const& rows) const {
+    auto const& [indices, values] = rows;
+    Sparse const& sparse = sparse_[position_[i]];
+    Shape extents = sparse.extents;
+    extents[0] = indices.numel();
+    bool const are_indices = indices && indices.extents().size() == 1 &&
+                             (indices.dtype() == DType::i64 || indices.dtype() == DType::i32);
+    bool const fit = values.dtype() == sparse.dtype && values.extents() == extents;
+    bool const are_on_host = indices.device() == DeviceId{} && values.device() == DeviceId{};
+    if (!are_indices || !fit || !are_on_host || !has_memory(indices) || !has_memory(values)) {
+        throw ContractViolation{concat(
+            "the sparse gradient of ",
+            describe(i),
+            " has indices of ",
+            to_text(indices),
+            " and values of ",
+            to_text(values),
+            are_on_host ? "" : " on a device",
+            "; give it n indices of i32 or i64 and n rows of values in host memory, for a value of ",
+            name_of(sparse.dtype),
+            " ",
+            to_text(sparse.extents)
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
+    if (parameters_[i].grad()) {
+        throw ContractViolation{concat(
+            describe(i),
+            " has a dense gradient, but its gradients were sparse when the model was made; give it rows, or let "
+            "is_sparse return false"
+        )};
+    }
+    Sparse& sparse = at(i);
+    SparseRows const rows = parameters_[i].sparse_grad();
+    if (!rows) {
+        zero(i);
+        return;
+    }
+    require_fit(i, rows);
+    std::size_t const count = rows.indices.numel();
+    raw_.resize(count, sparse.row_bytes());
+    if (rows.indices.dtype() == DType::i64) {
+        auto const indices = rows.indices.as<std::int64_t>();
+        std::copy(indices.begin(), indices.end(), raw_.indices.begin());
+    } else {
+        auto const indices = rows.indices.as<std::int32_t>();
+        std::copy(indices.begin(), indices.end(), raw_.indices.begin());
+    }
+    for (std::int64_t const index : raw_.indices) {
+        if (index < 0 || static_cast<std::uint64_t>(index) >= sparse.extents[0]) {
+            throw ContractViolation{concat(
+                "the sparse gradient of ",
+                describe(i),
+                " has the index ",
+                index,
+                ", but the parameter has ",
+                sparse.extents[0],
+                " rows"
+            )};
+        }
+    }
+    copy(rows.values, rows_of(sparse, raw_).values);
+    coalesce(sparse, raw_, sparse.mine);
+    AnyView const mine = rows_of(sparse, sparse.mine).values;
+    scale_copy(mine, factor_, mine); // after the additions, as a dense gradient is
+}
+
+JOINABLE_DEFINITION SparseGradients::Gather SparseGradients::counts() {
+    for (std::size_t k = 0; k < sparse_.size(); ++k) {
+        mine_[k] = sparse_[k].mine.indices.size();
+    }
+    rank_counts_.assign(rank_counts_.size(), sparse_.size());
+    return {
+        {mine_.data(), mine_.size(), DType::u64},
+        {counts_.data(), counts_.size(), DType::u64},
+        rank_counts_
+    };
+}
+
+JOINABLE_DEFINITION std::size_t SparseGradients::begin_gathering(std::size_t i) {
+    for (std::size_t rank = 0; rank < rank_counts_.size(); ++rank) {
+        rank_counts_[rank] =
+            static_cast<std::size_t>(counts_[rank * sparse_.size() + position_[i]]);
+    }
+    std::size_t const rows =
+        std::accumulate(rank_counts_.begin(), rank_counts_.end(), std::size_t{0});
+    raw_.resize(rows, at(i).row_bytes());
+    at(i).sum.resize(0, 0);
+    return rows;
+}
+
+JOINABLE_DEFINITION SparseGradients::Gather SparseGradients::indices_of(std::size_t i) {
+    auto const& mine = at(i).mine.indices;
+    return {
+        {mine.data(), mine.size(), DType::i64},
+        {raw_.indices.data(), raw_.indices.size(), DType::i64},
+        rank_counts_
+    };
+}
+
+JOINABLE_DEFINITION SparseGradients::Gather SparseGradients::values_of(std::size_t i) {
+    Sparse const& sparse = at(i);
+    for (std::size_t& count : rank_counts_) {
+        count *= sparse.row();
+    }
+    return {
+        {sparse.mine.values.data(), sparse.mine.indices.size() * sparse.row(), sparse.dtype},
+        {raw_.values.data(), raw_.indices.size() * sparse.row(), sparse.dtype},
+        rank_counts_
+    };
+}
+
+JOINABLE_DEFINITION void SparseGradients::add_up(std::size_t i) {
+    coalesce(at(i), raw_, at(i).sum);
+}
+
+JOINABLE_DEFINITION void
+SparseGradients::coalesce(Sparse const& sparse, RowList const& from, RowList& to) {
+    order_.resize(from.indices.size());
+    std::iota(order_.begin(), order_.end(), std::size_t{0});
+    std::sort(order_.begin(), order_.end(), [&](std::size_t a, std::size_t b) {
+        return from.indices[a] != from.indices[b] ? from.indices[a] < from.indices[b] : a < b;
+    });
+    std::size_t const bytes = sparse.row_bytes();
+    to.resize(order_.size(), bytes); // at most
+    zeros_.resize(bytes);
+    std::size_t rows = 0;
+    for (std::size_t first = 0; first < order_.size();) {
+        std::size_t last = first + 1;
+        while (last < order_.size() && from.indices[order_[last]] == from.indices[order_[first]]) {
+            ++last;
+        }
+        // A sum of dense gradients adds to zeros, which makes -0 a 0.
+        auto const input = [&](std::size_t k) {
+            // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): inputs are not written
+            return k == 0
+                       ? zeros_.data()
+                       : const_cast<std::byte*>(from.values.data() + order_[first + k - 1] * bytes);
+        };
+        auto const output = [&](std::size_t) { return to.values.data() + rows * bytes; };
+        reduce_to(
+            sparse.dtype,
+            ReduceOp::sum,
+            Places{1 + last - first, input},
+            Places{1, output},
+            sparse.row()
+        );
+        to.indices[rows++] = from.indices[order_[first]];
+        first = last;
+    }
+    to.resize(rows, bytes);
+}
+
+JOINABLE_DEFINITION SparseRows SparseGradients::rows_of(Sparse& sparse, RowList& rows) {
+    Shape extents = sparse.extents;
+    extents[0] = rows.indices.size();
+    return {
+        {rows.indices.data(), DType::i64, {extents[0]}, {1}},
+        {rows.values.data(), sparse.dtype, extents, row_major_strides(extents)}
+    };
+}
+
+JOINABLE_DEFINITION void SparseGradients::deliver(std::size_t i) {
+    parameters_[i].set_sparse_grad(rows_of(at(i), at(i).sum));
+}
+
+JOINABLE_DEFINITION bool SparseGradients::is_resident(std::size_t i) {
+    AnyView const values = parameters_[i].sparse_grad().values;
+    return values && values.data() == at(i).sum.values.data();
+}
+
+JOINABLE_DEFINITION void SparseGradients::clear(std::size_t i) {
+    at(i).sum.resize(0, 0);
+    deliver(i);
+}
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <joinable/config.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/parameters.hpp>
+#include <joinable/tensor/shape.hpp>
+#include <joinable/tensor/sparse_rows.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Rows of a gradient in host memory.
+struct RowList {
+    std::vector<std::int64_t> indices;
+    std::vector<std::byte> values; ///< row by row
+
+    void resize(std::size_t rows, std::size_t row_bytes) {
+        indices.resize(rows);
+        values.resize(rows * row_bytes);
+    }
+};
+
+/// The gradients of a model that are rows of embeddings, on the host. What ranks send of them depends on the batch,
+/// so they lie in no bucket: after the last bucket each rank gathers how many rows the others have, then the rows. All
+/// ranks add them in rank order. Local.
+class SparseGradients {
+public:
+    SparseGradients(ParameterList parameters, int rank, int size);
+
+    /// The parameters whose gradients are rows, in the order of the list.
+    [[nodiscard]] std::vector<std::size_t> const& parameters() const noexcept { return listed_; }
+    [[nodiscard]] bool empty() const noexcept { return listed_.empty(); }
+    [[nodiscard]] bool has(std::size_t i) const noexcept { return position_[i] != nowhere; }
+
+    // -- this rank's rows --------------------------------------------------------------------------
+
+    /// Begins an iteration in which this rank's rows are multiplied by `factor`.
+    void begin(double factor) noexcept { factor_ = factor; }
+    /// Takes the rows of gradient `i`, times the factor, each once.
+    /// @throws ContractViolation  an index is out of range, or indices or values do not fit the parameter.
+    void pack(std::size_t i);
+    /// This rank has no rows of gradient `i`.
+    void zero(std::size_t i) { at(i).mine.resize(0, 0); }
+
+    // -- what ranks gather -------------------------------------------------------------------------
+
+    /// One gather: a part of each rank.
+    struct Gather {
+        ConstBuffer part;
+        Buffer whole;
+        std::span<std::size_t const> counts; ///< per rank, valid until the next gather
+    };
+    /// How many rows each rank has of each gradient.
+    [[nodiscard]] Gather counts();
+    /// Calls f(gather) twice for gradient `i`, for indices and then for values, unless no rank has rows; after
+    /// counts(). Then the sum is complete.
+    template <class F>
+    void for_each_gather(std::size_t i, F const& f) {
+        if (std::size_t const rows = begin_gathering(i); rows != 0) {
+            f(indices_of(i));
+            f(values_of(i));
+            add_up(i);
+        }
+    }
+
+    // -- the sums ----------------------------------------------------------------------------------
+
+    /// Makes the sum of all ranks gradient `i`. Valid until the next one.
+    void deliver(std::size_t i);
+    /// Makes gradient `i` one without rows.
+    void clear(std::size_t i);
+    /// Whether gradient `i` lies in the memory of its sum.
+    [[nodiscard]] bool is_resident(std::size_t i);
+
+private:
+    static constexpr std::size_t nowhere = static_cast<std::size_t>(-1);
+
+    struct Sparse {
+        std::size_t parameter;
+        Shape extents; ///< of the value
+        DType dtype;
+        RowList mine;
+        RowList sum;
+
+        [[nodiscard]] std::size_t row() const noexcept { return numel_of_row; }
+        [[nodiscard]] std::size_t row_bytes() const noexcept { return row() * size_of(dtype); }
+        std::size_t numel_of_row = 1;
+    };
+
+    [[nodiscard]] Sparse& at(std::size_t i) noexcept { return sparse_[position_[i]]; }
+    [[nodiscard]] std::string describe(std::size_t i) const;
+    void require_fit(std::size_t i, SparseRows const& rows) const;
+    [[nodiscard]] static SparseRows rows_of(Sparse& sparse, RowList& rows);
+
+    /// Returns the rows of all ranks.
+    std::size_t begin_gathering(std::size_t i);
+    [[nodiscard]] Gather indices_of(std::size_t i);
+    [[nodiscard]] Gather values_of(std::size_t i);
+    void add_up(std::size_t i);
+    /// Writes rows once each, ascending. Those of one index are added in the order in which they come.
+    /// Complexity: n log n for n rows.
+    void coalesce(Sparse const& sparse, RowList const& from, RowList& to);
+
+    ParameterList parameters_;
+    int rank_;
+    double factor_ = 1;
+    std::vector<std::size_t> listed_;
+    std::vector<std::size_t> position_; ///< per parameter, in the lists that follow
+    std::vector<Sparse> sparse_;
+    std::vector<std::uint64_t> mine_;   ///< rows of this rank, per sparse parameter
+    std::vector<std::uint64_t> counts_; ///< the same of all ranks, one after another
+    // Memory of the parameter that is packed or gathered now; it grows to the largest so far.
+    RowList raw_;
+    std::vector<std::size_t> rank_counts_;
+    std::vector<std::size_t> order_;
+    std::vector<std::byte> zeros_;
+};
+
+}}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/bucket/detail/impl/sparse_gradients.ipp>
+#endif

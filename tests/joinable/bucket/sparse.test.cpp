@@ -1,0 +1,523 @@
+// SPDX-License-Identifier: BSL-1.0
+// Gradients that are rows of an embedding: ranks send the rows that they have, and all get the sums.
+#include <joinable/join.hpp>
+#include <joinable/zero.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/process_ranks.hpp>
+#include <support/ranks.hpp>
+#include <support/recording_communicator.hpp>
+
+#include <joinable/bucket/reducer.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::AnyView;
+using joinable::ContractViolation;
+using joinable::DataParallelOptions;
+using joinable::DistributedDataParallel;
+using joinable::DType;
+using joinable::Join;
+using joinable::participants;
+using joinable::PeerFailed;
+using joinable::Reducer;
+using joinable::Shape;
+using joinable::SparseRows;
+
+constexpr std::size_t vocabulary = 11;
+constexpr std::size_t width = 3;
+
+/// What an engine has of an embedding, and of a dense parameter of the same extents.
+struct Embedding {
+    explicit Embedding(bool are_rows = true) : value(vocabulary * width), is_sparse{are_rows} {}
+
+    [[nodiscard]] Shape extents() const { return {value.size() / width, width}; }
+
+    std::vector<float> value;
+    bool is_sparse;
+    std::vector<float> dense = {}; ///< the gradient, if it is dense
+    std::optional<std::vector<std::int64_t>> indices = {};
+    std::vector<std::int32_t> short_indices = {}; ///< in the place of `indices`, if there are any
+    std::vector<float> rows = {};
+    std::size_t row_width = width;
+};
+
+} // namespace
+
+template <>
+struct joinable::parameter_traits<Embedding> {
+    static std::optional<StridedView<float>> value(Embedding& p) {
+        return StridedView<float>{p.value.data(), p.extents(), {width, 1}};
+    }
+    static std::optional<StridedView<float>> grad(Embedding& p) {
+        if (p.dense.empty()) {
+            return std::nullopt;
+        }
+        return StridedView<float>{p.dense.data(), p.extents(), {width, 1}};
+    }
+    static std::string_view name(Embedding const&) { return "embedding"; }
+    static bool is_sparse(Embedding const& p) { return p.is_sparse; }
+    static SparseRows sparse_grad(Embedding& p) {
+        if (!p.indices) {
+            return {};
+        }
+        std::size_t const n = p.rows.size() / p.row_width;
+        AnyView const values{p.rows.data(), DType::f32, {n, p.row_width}, {p.row_width, 1}};
+        return p.short_indices.empty()
+                   ? SparseRows{{p.indices->data(), DType::i64, {p.indices->size()}, {1}}, values}
+                   : SparseRows{
+                         {p.short_indices.data(), DType::i32, {p.short_indices.size()}, {1}}, values
+                     };
+    }
+    static void set_sparse_grad(Embedding& p, SparseRows const& given) {
+        auto const indices = given.indices.as<std::int64_t>();
+        auto const values = given.values.as<float>();
+        p.indices.emplace(indices.begin(), indices.end());
+        p.short_indices.clear();
+        p.rows.assign(values.begin(), values.end());
+    }
+    static void release_grad(Embedding& p) { p.indices.reset(); }
+};
+
+namespace {
+
+/// A rank's row `k` of a round: its index and its elements.
+std::int64_t index_of(int rank, std::size_t round, std::size_t k) {
+    return static_cast<std::int64_t>(
+        (static_cast<std::size_t>(rank) * 7 + round * 5 + k * k * 3) % vocabulary
+    );
+}
+float element_of(int rank, std::size_t round, std::size_t k, std::size_t column) {
+    auto const number =
+        static_cast<float>((static_cast<std::size_t>(rank) + 3 * round + 5 * k + 7 * column) % 13);
+    return number * 0.37F - 2.0F;
+}
+/// None in some rounds, several of one index in others.
+std::size_t rows_of(int rank, std::size_t round) {
+    return (static_cast<std::size_t>(rank) * 2 + round * 3) % 6;
+}
+std::size_t inputs_of(int rank) {
+    return 2 + static_cast<std::size_t>(rank * 3 % 5);
+}
+
+/// Adds the rows of a round, as a backward pass does.
+void add_rows(Embedding& embedding, int rank, std::size_t round) {
+    if (!embedding.is_sparse) {
+        for (std::size_t k = 0; k < rows_of(rank, round); ++k) {
+            for (std::size_t c = 0; c < width; ++c) {
+                embedding.dense[static_cast<std::size_t>(index_of(rank, round, k)) * width + c] +=
+                    element_of(rank, round, k, c);
+            }
+        }
+        return;
+    }
+    if (!embedding.indices) {
+        embedding.indices.emplace();
+        embedding.rows.clear();
+    }
+    for (std::size_t k = 0; k < rows_of(rank, round); ++k) {
+        embedding.indices->push_back(index_of(rank, round, k));
+        for (std::size_t c = 0; c < width; ++c) {
+            embedding.rows.push_back(element_of(rank, round, k, c));
+        }
+    }
+}
+void clear(Embedding& embedding) {
+    embedding.indices.reset();
+    embedding.rows.clear();
+    embedding.dense.assign(embedding.is_sparse ? 0 : embedding.value.size(), 0.0F);
+}
+
+using Sums = std::map<std::int64_t, std::vector<float>>;
+Sums sums_in(Embedding const& embedding) {
+    Sums sums;
+    if (embedding.indices) {
+        for (std::size_t k = 0; k < embedding.indices->size(); ++k) {
+            auto const row = embedding.rows.begin() + static_cast<std::ptrdiff_t>(k * width);
+            sums[(*embedding.indices)[k]] =
+                std::vector<float>(row, row + static_cast<std::ptrdiff_t>(width));
+        }
+    }
+    return sums;
+}
+/// What all ranks with a pass in one of these rounds sum, in rank order and in f32.
+Sums expected(int ranks, std::vector<std::size_t> const& rounds_of_window, float factor) {
+    Sums sums;
+    for (int rank = 0; rank < ranks; ++rank) {
+        Sums mine;
+        for (std::size_t const round : rounds_of_window) {
+            for (std::size_t k = 0; round < inputs_of(rank) && k < rows_of(rank, round); ++k) {
+                std::vector<float>& row =
+                    mine.try_emplace(index_of(rank, round, k), width).first->second;
+                for (std::size_t c = 0; c < width; ++c) {
+                    row[c] += element_of(rank, round, k, c);
+                }
+            }
+        }
+        for (auto const& [index, row] : mine) {
+            std::vector<float>& sum = sums.try_emplace(index, width).first->second;
+            for (std::size_t c = 0; c < width; ++c) {
+                sum[c] += row[c] * factor;
+            }
+        }
+    }
+    return sums;
+}
+
+} // namespace
+
+TEST_CASE("all ranks get the sum of all ranks' rows, joined ranks too, and each index once") {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
+        Embedding embedding;
+        Embedding other{false};
+        std::vector<Embedding*> model{&embedding, &other};
+        clear(other);
+        DistributedDataParallel ddp{comm, joinable::parameters(model)};
+        std::size_t round = 0;
+        {
+            Join join{participants(ddp)};
+            for (std::size_t const input :
+                 join.iterate(std::vector<std::size_t>(inputs_of(comm.rank())))) {
+                static_cast<void>(input);
+                clear(embedding);
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) {
+                    add_rows(embedding, comm.rank(), round);
+                    ready(0);
+                    ready(1);
+                });
+                REQUIRE(embedding.indices.has_value());
+                std::vector<std::int64_t> const& indices = *embedding.indices;
+                CHECK(std::is_sorted(indices.begin(), indices.end()));
+                CHECK(indices.size() == sums_in(embedding).size());
+                float const factor = 1.0F / static_cast<float>(comm.size());
+                CHECK(sums_in(embedding) == expected(comm.size(), {round}, factor));
+                ++round;
+            }
+        }
+        // A rank that joined has no average left that its optimizer could use twice.
+        bool has_joined = false;
+        for (int rank = 0; rank < comm.size(); ++rank) {
+            has_joined = has_joined || inputs_of(rank) > inputs_of(comm.rank());
+        }
+        CHECK((embedding.indices && embedding.indices->empty()) == has_joined);
+    });
+}
+
+TEST_CASE("rows have the bits of dense gradients, where ranks are summed in their order") {
+    run_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
+        Embedding sparse;
+        Embedding dense{false};
+        std::vector<Embedding*> model{&sparse, &dense};
+        clear(dense);
+        DistributedDataParallel ddp{comm, joinable::parameters(model)};
+        Join join{participants(ddp)};
+        std::size_t round = 0;
+        for (std::size_t const input :
+             join.iterate(std::vector<std::size_t>(inputs_of(comm.rank())))) {
+            static_cast<void>(input);
+            clear(sparse);
+            clear(dense);
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) {
+                add_rows(sparse, comm.rank(), round);
+                add_rows(dense, comm.rank(), round);
+                ready(1);
+                ready(0);
+            });
+            std::vector<float> scattered(vocabulary * width);
+            for (auto const& [index, row] : sums_in(sparse)) {
+                std::copy(
+                    row.begin(),
+                    row.end(),
+                    scattered.begin() + index * static_cast<std::ptrdiff_t>(width)
+                );
+            }
+            CHECK(scattered == dense.dense);
+            ++round;
+        }
+    });
+}
+
+TEST_CASE("rows of rounds that do not sync travel with the next one that does") {
+    run_all_ranks({1, 2, 3, 4}, [](auto& comm) {
+        Embedding embedding;
+        std::vector<Embedding*> model{&embedding};
+        DistributedDataParallel ddp{comm, joinable::parameters(model)};
+        {
+            auto const unsynced = ddp.no_sync();
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) {
+                add_rows(embedding, comm.rank(), 0);
+                ready(0);
+            });
+        }
+        ddp.forward([] {});
+        ddp.backward([&](auto ready) {
+            add_rows(embedding, comm.rank(), 1);
+            ready(0);
+        });
+        float const factor = 1.0F / static_cast<float>(comm.size());
+        Sums const sums = expected(comm.size(), {0, 1}, factor);
+        for (auto const& [index, row] : sums_in(embedding)) {
+            for (std::size_t c = 0; c < width; ++c) {
+                CHECK(row[c] == doctest::Approx(sums.at(index)[c]));
+            }
+        }
+        CHECK(sums_in(embedding).size() == sums.size());
+    });
+}
+
+TEST_CASE(
+    "an embedding that no rank uses keeps what it has, and one that others use gets their rows"
+) {
+    run_all_ranks({1, 2, 3, 4}, [](auto& comm) {
+        Embedding used;
+        Embedding unused;
+        std::vector<Embedding*> model{&used, &unused};
+        Reducer reducer{
+            comm, joinable::parameters(model), joinable::BucketOptions{.find_unused = true}
+        };
+        clear(unused);
+        add_rows(unused, comm.rank(), 3);
+        Sums const before = sums_in(unused);
+        bool const uses = comm.rank() == comm.size() - 1;
+        reducer.prepare_for_backward(1.0, [&](std::size_t i) { return i == 1 || !uses; });
+        if (uses) {
+            add_rows(used, 0, 1);
+            reducer.mark_ready(0);
+        }
+        reducer.finalize_backward();
+        CHECK(sums_in(unused) == before);
+        Embedding one;
+        add_rows(one, 0, 1);
+        CHECK(sums_in(used).size() == sums_in(one).size());
+        // A rank without a pass then has no rows of a gradient that nobody uses.
+        if (uses) {
+            reducer.prepare_for_backward(1.0, [](std::size_t) { return true; });
+            reducer.finalize_backward();
+            CHECK(!sums_in(used).empty());
+        } else {
+            reducer.contribute_zeros();
+            CHECK(sums_in(used).empty());
+        }
+    });
+}
+
+TEST_CASE("indices of 32 bits and rows of a rank that weighs nothing") {
+    run_all_ranks({1, 2, 4}, [](auto& comm) {
+        Embedding embedding;
+        std::vector<Embedding*> model{&embedding};
+        Reducer reducer{comm, joinable::parameters(model)};
+        embedding.indices.emplace();
+        embedding.short_indices = {4, 4, 1};
+        embedding.rows = {1, 1, 1, 2, 2, 2, 8, 8, 8};
+        if (comm.rank() != 0) { // a mean over no samples
+            embedding.rows[4] = std::numeric_limits<float>::infinity();
+        }
+        reducer.prepare_for_backward(comm.rank() == 0 ? 0.5 : 0.0);
+        reducer.mark_ready(0);
+        reducer.finalize_backward();
+        CHECK(sums_in(embedding) == Sums{{1, {4, 4, 4}}, {4, {1.5, 1.5, 1.5}}});
+    });
+}
+
+TEST_CASE("a communicator that cannot gather is refused") {
+    run_ranks({1, 2}, [](auto& comm) {
+        CoreOnly core{comm};
+        Embedding embedding;
+        std::vector<Embedding*> model{&embedding};
+        CHECK_THROWS_WITH_AS(
+            (Reducer{core, joinable::parameters(model)}),
+            doctest::Contains(
+                "embedding) has sparse gradients, but this communicator has no all_gather"
+            ),
+            ContractViolation
+        );
+    });
+}
+
+namespace {
+
+/// Throws in one of the gathers of a rank.
+template <class Comm>
+class FailingGathers : public CoreOnly<Comm> {
+public:
+    using CoreOnly<Comm>::CoreOnly;
+
+    auto all_gather(joinable::ConstBuffer in, joinable::Buffer out) {
+        return this->inner_.all_gather(in, out);
+    }
+    auto
+    all_gather(joinable::ConstBuffer in, joinable::Buffer out, joinable::detail::Counts counts) {
+        if (++calls == throws_at) {
+            throw std::runtime_error{"no memory"};
+        }
+        return this->inner_.all_gather(in, out, counts);
+    }
+    void abort(joinable::AbortReason const& reason) { this->inner_.abort(reason); }
+    [[nodiscard]] bool is_aborted() const { return this->inner_.is_aborted(); }
+    [[nodiscard]] auto abort_reason() const { return this->inner_.abort_reason(); }
+    auto set_deadline(std::chrono::nanoseconds deadline) {
+        return this->inner_.set_deadline(deadline);
+    }
+
+    int calls = 0;
+    int throws_at = 0;
+};
+template <class Comm>
+FailingGathers(Comm&) -> FailingGathers<Comm>;
+
+} // namespace
+
+TEST_CASE("a throw in any gather of any rank ends the guard of all, by its number") {
+    for (int const throws_at : {1, 2, 3, 4, 6}) { // counts, indices and rows, of two rounds
+        for (int const culprit : {0, 2}) {
+            run_all_ranks({3}, [&](auto& comm) {
+                FailingGathers failing{comm};
+                failing.throws_at = comm.rank() == culprit ? throws_at : 0;
+                Embedding embedding;
+                std::vector<Embedding*> model{&embedding};
+                DistributedDataParallel ddp{failing, joinable::parameters(model)};
+                auto const train = [&] {
+                    Join join{participants(ddp)};
+                    std::size_t round = 1;
+                    for (int const input :
+                         join.iterate(std::vector<int>(comm.rank() == 1 ? 1 : 3))) {
+                        static_cast<void>(input);
+                        clear(embedding);
+                        ddp.forward([] {});
+                        ddp.backward([&](auto ready) {
+                            add_rows(embedding, comm.rank(), round++);
+                            ready(0);
+                        });
+                    }
+                };
+                try {
+                    train();
+                    FAIL("nothing was thrown");
+                } catch (PeerFailed const& error) {
+                    CHECK(comm.rank() != culprit);
+                    CHECK(error.ranks() == std::vector<int>{culprit});
+                } catch (std::runtime_error const& error) {
+                    CHECK(comm.rank() == culprit);
+                    CHECK(std::string{error.what()} == "no memory");
+                }
+            });
+        }
+    }
+}
+
+TEST_CASE("sharded training refuses gradients of rows by name") {
+    run_ranks({1, 2}, [](auto& comm) {
+        Embedding embedding;
+        std::vector<Embedding*> model{&embedding};
+        CHECK_THROWS_WITH_AS(
+            (joinable::ZeroRedundancyOptimizer{
+                comm, joinable::parameters(model), joinable::Sgd{0.1}
+            }),
+            doctest::Contains("embedding) has sparse gradients"),
+            ContractViolation
+        );
+    });
+}
+
+TEST_CASE(
+    "rows that do not fit, and gradients of the other kind, are refused by name; others learn of it"
+) {
+    struct Mistake {
+        char const* text;
+        void (*make)(Embedding&);
+    };
+    Mistake const mistakes[] = {
+        {"has the index 11, but the parameter has 11 rows",
+         [](Embedding& of) {
+             of.indices = {{11}};
+             of.rows = {1, 2, 3};
+         }},
+        {"has the index -1", [](Embedding& of) { of.indices = {{-1}}, of.rows = {1, 2, 3}; }},
+        {"give it n indices of i32 or i64 and n rows",
+         [](Embedding& of) { of.indices = {{1, 2}}, of.rows = {1, 2, 3}; }},
+        {"values of f32 (3, 2)",
+         [](Embedding& of) {
+             of.indices = {{1, 2, 3}};
+             of.rows = {1, 2, 3, 4, 5, 6};
+             of.row_width = 2;
+         }},
+        {"has a dense gradient, but its gradients were sparse",
+         [](Embedding& of) { of.dense.resize(of.value.size()); }},
+    };
+    for (Mistake const& mistake : mistakes) {
+        CAPTURE(mistake.text);
+        run_ranks({1, 2, 4}, [&](auto& comm) {
+            Embedding embedding;
+            std::vector<Embedding*> model{&embedding};
+            DistributedDataParallel ddp{comm, joinable::parameters(model)};
+            auto const train = [&] {
+                Join join{participants(ddp)};
+                for (int const input : join.iterate(std::vector<int>(3))) {
+                    static_cast<void>(input);
+                    ddp.forward([] {});
+                    ddp.backward([&](auto ready) {
+                        clear(embedding);
+                        if (comm.rank() == 0) {
+                            mistake.make(embedding);
+                        } else {
+                            add_rows(embedding, comm.rank(), 1);
+                        }
+                        ready(0);
+                    });
+                }
+            };
+            try {
+                train();
+                FAIL("nothing was thrown");
+            } catch (PeerFailed const& error) {
+                CHECK(comm.rank() != 0);
+                CHECK(error.ranks() == std::vector<int>{0});
+            } catch (ContractViolation const& error) {
+                CHECK(comm.rank() == 0);
+                CHECK(std::string{error.what()}.find(mistake.text) != std::string::npos);
+                CHECK(std::string{error.what()}.find("embedding") != std::string::npos);
+            }
+        });
+    }
+}
+
+TEST_CASE("a gradient of rows of a parameter that was dense is refused") {
+    Embedding dense{false};
+    joinable::SelfCommunicator comm;
+    std::vector<Embedding*> model{&dense};
+    Reducer reducer{comm, joinable::parameters(model)};
+    dense.indices.emplace();
+    reducer.prepare_for_backward(1.0);
+    CHECK_THROWS_WITH_AS(
+        reducer.mark_ready(0),
+        doctest::Contains("has a sparse gradient, but its gradients were dense"),
+        ContractViolation
+    );
+}
+
+TEST_CASE("ranks agree which gradients are rows") {
+    run_ranks({2, 3}, [](auto& comm) {
+        Embedding embedding{comm.rank() != 0};
+        clear(embedding);
+        std::vector<Embedding*> model{&embedding};
+        CHECK_THROWS_AS(
+            (DistributedDataParallel{comm, joinable::parameters(model)}), joinable::Mismatch
+        );
+    });
+}

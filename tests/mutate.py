@@ -1692,6 +1692,47 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
     ),
     Mutation(
+        "largest-gradients-of-owners-are-added", "participant/sharded/detail/before_step.hpp",
+        "complete(comm_.all_reduce({first, count, DType::i64}, ReduceOp::max));",
+        "complete(comm_.all_reduce(all, ReduceOp::sum));",
+        "participant/clipping.test.cpp", "gradients are clipped by a norm*",
+    ),
+    Mutation(
+        "a-maximum-is-this-rank-s-own", "participant/sharded/detail/before_step.hpp",
+        "host_.all_reduce({keys.data(), keys.size(), DType::i64}, ReduceOp::max).wait();", "",
+        "participant/clipping.test.cpp", "a maximum is over all ranks*",
+    ),
+    Mutation(
+        "negative-maxima-are-in-reverse", "participant/sharded/detail/before_step.hpp",
+        "bits < 0 ? bits ^ std::numeric_limits<std::int64_t>::max() : bits", "bits",
+        "participant/clipping.test.cpp", "a maximum is over all ranks*",
+    ),
+    Mutation(
+        "a-negative-nan-is-the-least", "participant/sharded/detail/before_step.hpp",
+        "std::isnan(number) ? std::numeric_limits<double>::quiet_NaN() : number", "number",
+        "participant/clipping.test.cpp", "a maximum is over all ranks*",
+    ),
+    Mutation(
+        "a-norm-has-no-root", "optimizer/impl/before_step.ipp",
+        "std::pow(sum, 1 / power)", "sum",
+        "participant/clipping.test.cpp", "norms are those*",
+    ),
+    Mutation(
+        "the-largest-magnitude-forgets-nan", "device/squares.hpp",
+        "a >= b || a != a ? a : b", "a >= b ? a : b",
+        "participant/clipping.test.cpp", "a norm of infinite type is NaN*",
+    ),
+    Mutation(
+        "a-norm-that-is-not-finite-clips", "optimizer/impl/before_step.ipp",
+        "options_.error_if_nonfinite && !std::isfinite(norm_)", "false",
+        "participant/clipping.test.cpp", "a norm that is not finite*",
+    ),
+    Mutation(
+        "small-elements-stay-too-small", "optimizer/impl/before_step.ipp",
+        "element = opposite;", "",
+        "participant/clipping.test.cpp", "gradients are clipped by value*",
+    ),
+    Mutation(
         "squares-of-earlier-steps-are-added", "participant/sharded/detail/before_step.hpp",
         "device.fill_zero({first, DType::f64, {count}, {1}, device.id()});", "",
         "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",

@@ -31,9 +31,21 @@ inline constexpr std::size_t square_block = 8 * square_lanes;
     return (elements + square_block - 1) / square_block;
 }
 
+struct AddNumbers {
+    JOINABLE_HOST_DEVICE double operator()(double a, double b) const { return a + b; }
+};
+/// NaN if a number is NaN.
+struct LargerNumber {
+    JOINABLE_HOST_DEVICE double operator()(double a, double b) const {
+        return a >= b || a != a ? a : b;
+    }
+};
+
 /// Lane `lane` of the lower half takes its number of the upper half.
-JOINABLE_HOST_DEVICE inline void fold_lane(double* lanes, std::size_t half, std::size_t lane) {
-    lanes[lane] += lanes[lane + half];
+template <class Combine = AddNumbers>
+JOINABLE_HOST_DEVICE void
+fold_lane(double* lanes, std::size_t half, std::size_t lane, Combine combine = {}) {
+    lanes[lane] = combine(lanes[lane], lanes[lane + half]);
 }
 
 /// A square has the same bits whether a compiler fuses it with the following sum or not: that of a
@@ -71,8 +83,12 @@ struct IndexOrder {
     }
 };
 
-/// The sum for a tensor in host memory.
-[[nodiscard]] double sum_of_squares(AnyView const& tensor);
+/// The sum of `power`-th powers of magnitudes, computed in double, for a tensor in host memory; 0 for one
+/// without elements. With an infinite power the largest magnitude, NaN if an element is NaN. @pre power > 0
+[[nodiscard]] double sum_of_powers(AnyView const& tensor, double power);
+[[nodiscard]] inline double sum_of_squares(AnyView const& tensor) {
+    return sum_of_powers(tensor, 2);
+}
 
 }}} // namespace joinable::v0::detail
 

@@ -28,7 +28,9 @@ public:
     ShardSums& operator=(ShardSums const&) = delete;
 
     virtual void sum(std::span<double> numbers) = 0;
-    virtual void sum_squares(std::span<ShardGradient const> pieces, std::span<double> squares) = 0;
+    virtual void max(std::span<double> numbers) = 0;
+    virtual void
+    sum_powers(double power, std::span<ShardGradient const> pieces, std::span<double> sums) = 0;
 
 protected:
     ~ShardSums() = default;
@@ -36,9 +38,9 @@ protected:
 
 } // namespace detail
 
-/// The gradients that a rank is about to step by, and sums over all ranks. Code that gets it runs
-/// on every rank, also on joined ones, and must call sum() and sum_squares() the same number of
-/// times on each. Gradients may be in the memory of a device: then kernels that change them go on
+/// The gradients that a rank is about to step by, and sums and maxima over all ranks. Code that gets
+/// it runs on every rank, also on joined ones, and must call the collective members in the same
+/// order on each. Gradients may be in the memory of a device: then kernels that change them go on
 /// the stream on which the engine makes gradients.
 class ShardGradients {
 public:
@@ -65,6 +67,13 @@ public:
         sums_.sum({&number, 1});
         return number;
     }
+    /// The largest of all ranks' numbers, in place, with every Sharding: NaN if a number is NaN, and -0
+    /// is less than 0, over every transport. Collective; the same count on every rank.
+    void max(std::span<double> numbers) const { sums_.max(numbers); }
+    [[nodiscard]] double max(double number) const {
+        max({&number, 1});
+        return number;
+    }
     /// Gives the sum of the squares of each parameter's gradient on all ranks, computed in double.
     /// `squares` has parameter_count() numbers; a frozen parameter has 0. If parameters are owned
     /// whole, the bits are the same for any number of ranks and on every device. A number is not
@@ -72,10 +81,20 @@ public:
     /// the host waits for it.
     /// @throws ContractViolation  `squares` has another size, or the device has no kernels for it;
     ///         nothing was sent.
-    void sum_squares(std::span<double> squares) const;
+    void sum_squares(std::span<double> squares) const { sum_powers(2, squares); }
+    /// The same for magnitudes to the power of `power`, a number above 0. If it is infinite the
+    /// result is each parameter's largest magnitude, NaN if an element is NaN. A number is infinite
+    /// where a power is beyond the range of double. Collective.
+    /// @throws ContractViolation  also if the power is not above 0, or not 2 on a device; nothing was
+    ///         sent.
+    void sum_powers(double power, std::span<double> sums) const;
     /// Multiplies all gradients by a factor, in the type that they are computed in: f16 and bf16 in
     /// float. Local.
     void scale(double factor) const;
+    /// Moves elements outside [-limit, limit] to the nearer end, rounded to their type. NaN stays. Local.
+    /// @throws ContractViolation  the limit is negative or NaN, or the gradients are not in host
+    ///         memory; nothing was changed.
+    void clamp(double limit) const;
 
 private:
     std::span<ShardGradient const> pieces_;
@@ -84,16 +103,29 @@ private:
     detail::ShardSums& sums_;
 };
 
+/// Options of a ClipNorm. They must be the same on every rank.
+struct ClipNormOptions {
+    /// Above 0: the norm is the root of this degree of the sum of such powers of magnitudes. Infinity:
+    /// the largest magnitude.
+    double norm_type = 2;
+    /// Whether to throw where the norm is not finite, instead of scaling by the factor that it gives.
+    bool error_if_nonfinite = false;
+};
+
 /// Scales gradients so that the norm of all of them is at most `max_norm`: PyTorch's
-/// clip_grad_norm_, as ZeroOptions::before_step. Squares are summed in double, first for each
+/// clip_grad_norm_, as ZeroOptions::before_step. Powers are summed in double, first for each
 /// parameter, then in the order of parameters. If parameters are owned whole, the bits are the same
 /// for any number of ranks, and on a device those of the host.
 class ClipNorm {
 public:
-    explicit ClipNorm(double max_norm) noexcept : max_norm_{max_norm} {}
+    /// @throws ContractViolation  the norm's type is not above 0.
+    explicit ClipNorm(double max_norm, ClipNormOptions const& options = {});
 
     /// Collective.
-    /// @throws ContractViolation  the gradients are on a device without kernels.
+    /// @throws ContractViolation  the gradients are on a device without kernels, or on a device and the
+    ///         norm's type is not 2.
+    /// @throws Error  on all ranks: the norm is not finite, and the options refuse it. No gradient was
+    ///         changed.
     bool operator()(ShardGradients const& gradients);
 
     /// The norm before the last step was clipped.
@@ -101,8 +133,21 @@ public:
 
 private:
     double max_norm_;
+    ClipNormOptions options_;
     double norm_ = 0;
-    std::vector<double> squares_;
+    std::vector<double> sums_;
+};
+
+/// Clips each element of the gradients to [-limit, limit]: PyTorch's clip_grad_value_, as
+/// ZeroOptions::before_step. The same limit on every rank. Local, so no rank waits for others.
+struct ClipValue {
+    double limit;
+
+    /// @throws ContractViolation  what ShardGradients::clamp() throws.
+    bool operator()(ShardGradients const& gradients) const {
+        gradients.clamp(limit);
+        return true;
+    }
 };
 
 /// The scale of a loss, without which gradients of 16 bits would be too small for their type: the rule of PyTorch's

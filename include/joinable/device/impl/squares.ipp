@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstddef>
 #include <type_traits>
 
 #include <joinable/tensor/dtype.hpp>
@@ -28,28 +30,33 @@ JOINABLE_DEFINITION IndexOrder::IndexOrder(Shape const& extents, Shape const& st
     }
 }
 
-/// Numbers that are added in lanes.
-struct SquareLanes {
-    std::array<double, square_lanes> sums{};
+/// Numbers that are combined in lanes.
+template <class Combine>
+struct CombinedLanes {
+    std::array<double, square_lanes> numbers{};
 
     [[nodiscard]] double total() noexcept {
         for (std::size_t half = square_lanes / 2; half != 0; half /= 2) {
             for (std::size_t lane = 0; lane < half; ++lane) {
-                fold_lane(sums.data(), half, lane);
+                fold_lane(numbers.data(), half, lane, Combine{});
             }
         }
-        return sums.front();
+        return numbers.front();
     }
 };
 
-template <class T>
-[[nodiscard]] double sum_of_squares_as(T const* first, std::size_t count, IndexOrder const& order) {
+/// Combines term(element) for all elements, in the order above.
+template <class Combine, class T, class Term>
+[[nodiscard]] double
+combine_terms(T const* first, std::size_t count, IndexOrder const& order, Term const& term) {
     using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
-    SquareLanes all;
-    SquareLanes block;
+    Combine const combine{};
+    CombinedLanes<Combine> all;
+    CombinedLanes<Combine> block;
     std::size_t blocks = 0;
     auto const close = [&] {
-        all.sums[blocks++ % square_lanes] += block.total();
+        double& lane = all.numbers[blocks++ % square_lanes];
+        lane = combine(lane, block.total());
         block = {};
     };
     auto const [run, step] = order.level[0];
@@ -60,7 +67,8 @@ template <class T>
             std::size_t const lane = done % square_lanes;
             std::size_t const some = (std::min)(left, square_lanes - lane);
             for (std::size_t i = 0; i < some; ++i) {
-                block.sums[lane + i] += square_of(static_cast<Wide>(from[i * step]));
+                double& number = block.numbers[lane + i];
+                number = combine(number, term(static_cast<Wide>(from[i * step])));
             }
             from += some * step;
             left -= some;
@@ -76,18 +84,26 @@ template <class T>
     return all.total();
 }
 
-JOINABLE_DEFINITION double sum_of_squares(AnyView const& tensor) {
+JOINABLE_DEFINITION double sum_of_powers(AnyView const& tensor, double power) {
     std::size_t const count = tensor.numel();
     IndexOrder const order{tensor.extents(), tensor.strides()};
-    switch (tensor.dtype()) {
-    case DType::f16:
-        return sum_of_squares_as(static_cast<Half const*>(tensor.data()), count, order);
-    case DType::bf16:
-        return sum_of_squares_as(static_cast<BFloat16 const*>(tensor.data()), count, order);
-    case DType::f64:
-        return sum_of_squares_as(static_cast<double const*>(tensor.data()), count, order);
-    default: return sum_of_squares_as(static_cast<float const*>(tensor.data()), count, order);
-    }
+    double result = 0;
+    visit_floating(tensor.dtype(), [&]<class T>(std::type_identity<T>) {
+        auto const* const first = static_cast<T const*>(tensor.data());
+        auto const magnitude = [](auto number) { return std::abs(static_cast<double>(number)); };
+        if (std::isinf(power)) {
+            result = combine_terms<LargerNumber>(first, count, order, magnitude);
+        } else if (power == 2) {
+            result = combine_terms<AddNumbers>(first, count, order, [](auto number) {
+                return square_of(number);
+            });
+        } else {
+            result = combine_terms<AddNumbers>(first, count, order, [&](auto number) {
+                return std::pow(magnitude(number), power);
+            });
+        }
+    });
+    return result;
 }
 
 }}} // namespace joinable::v0::detail

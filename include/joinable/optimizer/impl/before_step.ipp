@@ -5,21 +5,55 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <numeric>
 #include <string_view>
+#include <type_traits>
 
 #include <joinable/detail/text.hpp>
+#include <joinable/device/squares.hpp>
 #include <joinable/error.hpp>
+#include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 {
 
-JOINABLE_DEFINITION void ShardGradients::sum_squares(std::span<double> squares) const {
-    if (squares.size() != parameters_) {
+namespace detail {
+
+inline void check_power(std::string_view what, double power) {
+    if (!(power > 0)) {
+        throw ContractViolation{
+            concat(what, " is ", power, "; give a number above 0, or infinity for the maximum")
+        };
+    }
+}
+
+template <class T>
+void clamp_elements(T* first, std::size_t count, IndexOrder const& order, double limit) {
+    using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    auto const nearest = static_cast<T>(static_cast<Wide>(limit));
+    auto const opposite = static_cast<T>(static_cast<Wide>(-limit));
+    for (std::size_t i = 0; i < count; ++i) {
+        T& element = first[order.place_of(i)];
+        auto const number = static_cast<double>(static_cast<Wide>(element));
+        if (number > limit) {
+            element = nearest;
+        } else if (number < -limit) {
+            element = opposite;
+        }
+    }
+}
+
+} // namespace detail
+
+JOINABLE_DEFINITION void ShardGradients::sum_powers(double power, std::span<double> sums) const {
+    detail::check_power("the power of sum_powers", power);
+    if (sums.size() != parameters_) {
         throw ContractViolation{detail::concat(
-            "sum_squares gives a number for each of ",
+            power == 2 ? "sum_squares" : "sum_powers",
+            " gives a number for each of ",
             parameters_,
             " parameters, but was given room for ",
-            squares.size(),
+            sums.size(),
             "; give as many as parameter_count()"
         )};
     }
@@ -30,8 +64,17 @@ JOINABLE_DEFINITION void ShardGradients::sum_squares(std::span<double> squares) 
             "device_memory().use_kernels() what joinable::cuda_kernels() returns"
         )};
     }
+    if (power != 2 && !detail::is_on_host(device_)) {
+        throw ContractViolation{detail::concat(
+            "the powers of gradients on ",
+            detail::to_text(device_.id()),
+            " are summed for norms of type 2 alone, but were asked for with ",
+            power,
+            "; clip by a norm of type 2"
+        )};
+    }
     if (parameters_ != 0) {
-        sums_.sum_squares(pieces_, squares);
+        sums_.sum_powers(power, pieces_, sums);
     }
 }
 
@@ -42,10 +85,53 @@ JOINABLE_DEFINITION void ShardGradients::scale(double factor) const {
     device_.finish(); // later kernels of the engine see it
 }
 
+JOINABLE_DEFINITION void ShardGradients::clamp(double limit) const {
+    if (!(limit >= 0)) {
+        throw ContractViolation{detail::concat(
+            "gradients cannot be clipped to a magnitude of ", limit, "; give 0 or more"
+        )};
+    }
+    if (!detail::is_on_host(device_)) {
+        throw ContractViolation{detail::concat(
+            "gradients are clipped by value in host memory alone, but these are on ",
+            detail::to_text(device_.id()),
+            "; launch a kernel of yours for each view, on the engine's stream"
+        )};
+    }
+    for (ShardGradient const& piece : pieces_) {
+        detail::IndexOrder const order{piece.view.extents(), piece.view.strides()};
+        detail::visit_floating(piece.view.dtype(), [&]<class T>(std::type_identity<T>) {
+            detail::clamp_elements(
+                static_cast<T*>(piece.view.data()), piece.view.numel(), order, limit
+            );
+        });
+    }
+}
+
+JOINABLE_DEFINITION ClipNorm::ClipNorm(double max_norm, ClipNormOptions const& options)
+    : max_norm_{max_norm}, options_{options} {
+    detail::check_power("ClipNorm: norm_type", options.norm_type);
+}
+
 JOINABLE_DEFINITION bool ClipNorm::operator()(ShardGradients const& gradients) {
-    squares_.resize(gradients.parameter_count());
-    gradients.sum_squares(squares_);
-    norm_ = std::sqrt(std::accumulate(squares_.begin(), squares_.end(), 0.0));
+    double const power = options_.norm_type;
+    sums_.resize(gradients.parameter_count());
+    gradients.sum_powers(power, sums_);
+    if (std::isinf(power)) {
+        norm_ = std::accumulate(sums_.begin(), sums_.end(), 0.0, detail::LargerNumber{});
+    } else {
+        double const sum = std::accumulate(sums_.begin(), sums_.end(), 0.0);
+        norm_ = power == 2 ? std::sqrt(sum) : std::pow(sum, 1 / power);
+    }
+    if (options_.error_if_nonfinite && !std::isfinite(norm_)) {
+        throw Error{detail::concat(
+            "the norm of type ",
+            power,
+            " of all gradients is ",
+            norm_,
+            ", so they cannot be clipped; skip such steps, or leave out error_if_nonfinite"
+        )};
+    }
     double const factor = max_norm_ / (norm_ + 1e-6);
     if (!(factor >= 1.0)) { // also for NaN: it spreads to the gradients, as in PyTorch
         gradients.scale(factor);

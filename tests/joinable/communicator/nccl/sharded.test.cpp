@@ -703,6 +703,37 @@ TEST_CASE("without kernels that sum squares ClipNorm is refused on every rank, i
     });
 }
 
+TEST_CASE("norms of other types and clipping by value are refused on a device, in a sentence") {
+    over_nccl({1, 3}, {}, [](auto& hosts, auto& comm, auto& engine) {
+        ShardedOptions options{.sharding = Sharding::gradients};
+        options.before_step = [&](joinable::ShardGradients const& gradients) {
+            std::string const device = "CUDA device " + std::to_string(comm.rank());
+            CHECK(gradients.max(double(comm.rank())) == comm.size() - 1);
+            CHECK_THROWS_WITH_AS(
+                (joinable::ClipNorm{1.0, {.norm_type = 3}}(gradients)),
+                ("the powers of gradients on " + device +
+                 " are summed for norms of type 2 alone, but were asked for with 3; clip by a norm "
+                 "of type 2")
+                    .c_str(),
+                ContractViolation
+            );
+            CHECK_THROWS_WITH_AS(
+                joinable::ClipValue{1.0}(gradients),
+                ("gradients are clipped by value in host memory alone, but these are on " + device +
+                 "; launch a kernel of yours for each view, on the engine's stream")
+                    .c_str(),
+                ContractViolation
+            );
+            return true;
+        };
+        Sgd const rule{.learning_rate = 0.125};
+        CHECK(
+            train_sharded(hosts, comm, engine, inputs_of[1], rule, options) ==
+            train_on_host(hosts, {}, inputs_of[1], rule)
+        );
+    });
+}
+
 TEST_CASE("room for another number of sums is refused, in a sentence") {
     run_ranks({1, 2}, [](ThreadCommunicator& hosts) {
         std::vector<StridedParam> params = make({});

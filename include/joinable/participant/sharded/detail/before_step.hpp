@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -77,10 +81,29 @@ private:
             host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
         }
     }
+    /// As integers in the order of the numbers: some transports ignore a NaN among floating-point numbers.
+    void max(std::span<double> numbers) override {
+        std::vector<std::int64_t> keys;
+        for (double const number : numbers) {
+            keys.push_back(key_of(std::bit_cast<std::int64_t>(
+                std::isnan(number) ? std::numeric_limits<double>::quiet_NaN() : number
+            )));
+        }
+        host_.all_reduce({keys.data(), keys.size(), DType::i64}, ReduceOp::max).wait();
+        std::transform(keys.begin(), keys.end(), numbers.begin(), [](std::int64_t key) {
+            return std::bit_cast<double>(key_of(key));
+        });
+    }
+    /// Turns the bits of a number into such an integer, and back: those of negative ones fall as the number
+    /// grows.
+    static std::int64_t key_of(std::int64_t bits) noexcept {
+        return bits < 0 ? bits ^ std::numeric_limits<std::int64_t>::max() : bits;
+    }
     /// The numbers travel where the gradients are.
-    void sum_squares(std::span<ShardGradient const> pieces, std::span<double> squares) override {
+    void sum_powers(double power, std::span<ShardGradient const> pieces, std::span<double> sums)
+        override {
         Device& device = device_of(comm_);
-        std::size_t const count = squares.size();
+        std::size_t const count = sums.size();
         Buffer const all{sums_.data(count * sizeof(double)), count, DType::f64};
         auto* const first = static_cast<double*>(all.data);
         device.fill_zero({first, DType::f64, {count}, {1}, device.id()});
@@ -88,9 +111,17 @@ private:
         for (ShardGradient const& piece : pieces) {
             own_.push_back({piece.view, first + piece.parameter});
         }
-        device.sum_squares(own_);
+        if (power == 2) {
+            device.sum_squares(own_);
+        } else { // on the host alone
+            for (auto const& [tensor, sum] : own_) {
+                *sum = sum_of_powers(tensor, power);
+            }
+        }
         if (sharding_ == Sharding::none) { // the same sums on each rank
             complete(comm_.broadcast(all, 0));
+        } else if (std::isinf(power)) { // bits of magnitudes have their order, see max()
+            complete(comm_.all_reduce({first, count, DType::i64}, ReduceOp::max));
         } else {
             complete(comm_.all_reduce(all, ReduceOp::sum));
         }
@@ -98,7 +129,7 @@ private:
             staged_ = device.allocate_staging(all.bytes());
         }
         host_.download(first, staged_.data(), all.bytes());
-        copy_bytes(reinterpret_cast<std::byte*>(squares.data()), staged_.data(), all.bytes());
+        copy_bytes(reinterpret_cast<std::byte*>(sums.data()), staged_.data(), all.bytes());
     }
 
     Comm& comm_;

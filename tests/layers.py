@@ -57,7 +57,7 @@ ROOMS = {
     "agreement": "base tensor device communicator",
     "optimizer": "base tensor reduction device",
     "optimizer/cuda": "tensor device device/cuda optimizer",
-    "bucket": "base tensor reduction device communicator agreement",
+    "bucket": "base tensor device communicator agreement",
     "bucket/compression": "base tensor reduction device communicator agreement bucket",
     "join": "base tensor hook communicator agreement",
     "participant": f"base tensor hook device communicator {MEMORY} agreement bucket join",

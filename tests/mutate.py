@@ -55,7 +55,7 @@ MUTATIONS = [
     ),
     Mutation(
         "rows-are-added-in-any-order", "bucket/detail/impl/sparse_gradients.ipp",
-        "order_[first + k - 1] * bytes", "order_[last - k] * bytes",
+        "order_[k] * bytes", "order_[first + last - 1 - k] * bytes",
         "bucket/sparse.test.cpp", "*",
     ),
     Mutation(
@@ -65,9 +65,33 @@ MUTATIONS = [
     ),
     Mutation(
         "joined-ranks-keep-rows", "bucket/impl/gradients.ipp",
-        "sparse_.has(i) ? sparse_.clear(i) : clear_gradient(parameters_[i], device());",
-        "if (!sparse_.has(i)) { clear_gradient(parameters_[i], device()); }",
+        "                } else if (has(i)) {\n                    sparse_.clear(i);\n", "                } else if (false) {\n",
         "bucket/sparse.test.cpp", "all ranks get the sum*",
+    ),
+    Mutation(
+        "guards-give-dropped-rows-back", "bucket/impl/gradients.ipp",
+        "                } else if (has(i)) {\n", "                } else {\n",
+        "bucket/sparse.test.cpp", "a rank without a pass*",
+    ),
+    Mutation(
+        "untouched-rows-are-overwritten", "bucket/detail/impl/sparse_gradients.ipp",
+        "    if (receives_) {\n        at(i).sum", "    {\n        at(i).sum",
+        "bucket/sparse.test.cpp", "rows of the last own round*",
+    ),
+    Mutation(
+        "rows-outlive-their-reducer", "bucket/impl/gradients.ipp",
+        "sparse_.has(i) ? sparse_.is_resident(i) : is_resident(i)", "!sparse_.has(i) && is_resident(i)",
+        "bucket/sparse.test.cpp", "rows of the last own round*",
+    ),
+    Mutation(
+        "iterations-go-on-without-rows", "bucket/reducer.hpp",
+        "has_lost_average_ = true; // unless this one returns", "",
+        "bucket/sparse.test.cpp", "an iteration whose rows*",
+    ),
+    Mutation(
+        "indices-may-change-when-they-are-ready", "participant/detail/impl/ready_check.ipp",
+        "elements ^ elements_.hash(indices)", "elements",
+        "bucket/sparse.test.cpp", "a gradient of rows that still*",
     ),
     Mutation(
         "a-rank-that-weighs-nothing-sends-rows", "bucket/impl/gradients.ipp",
@@ -1718,7 +1742,7 @@ MUTATIONS = [
         "participant/clipping.test.cpp", "norms are those*",
     ),
     Mutation(
-        "the-largest-magnitude-forgets-nan", "device/squares.hpp",
+        "the-largest-magnitude-forgets-nan", "device/combined_terms.hpp",
         "a >= b || a != a ? a : b", "a >= b ? a : b",
         "participant/clipping.test.cpp", "a norm of infinite type is NaN*",
     ),
@@ -1743,7 +1767,7 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
     ),
     Mutation(
-        "squares-are-added-in-one-run", "device/impl/squares.ipp",
+        "squares-are-added-in-one-run", "device/combined_terms.hpp",
         "if (done % square_block == 0) {", "if (false) {",
         "device/squares.test.cpp", "squares are summed in the order*",
     ),
@@ -2336,7 +2360,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-lost-average-is-forgotten", "bucket/reducer.hpp",
-        "has_lost_average_ = true; ", "",
+        "has_lost_average_ = true;                   // unless this returns", "",
         "bucket/reducer.test.cpp", "an iteration whose averages*",
     ),
     Mutation(

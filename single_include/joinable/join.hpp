@@ -3159,6 +3159,22 @@ JOINABLE_DEFINITION void fill_zero(AnyView const& to) {
 
 #endif
 
+// ---- joinable/tensor/sparse_rows.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// A gradient of which only some rows are not zero, such as that of an embedding.
+struct SparseRows {
+    AnyView indices = {
+    }; ///< of n rows of the parameter's first dimension: i32 or i64, one dimension
+    AnyView values = {}; ///< n times the extents of a row, of the parameter's dtype
+
+    /// Whether there is a gradient, even one without rows.
+    explicit operator bool() const noexcept { return static_cast<bool>(values); }
+};
+
+}} // namespace joinable::v0
+
 // ---- joinable/tensor/parameter.hpp
 
 namespace joinable { inline namespace v0 {
@@ -3214,6 +3230,15 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
 /// |                                               | ranks keep parts of values; must not throw,      |
 /// |                                               | because it also runs while an exception unwinds  |
+/// | `static bool is_sparse(P const& p)`           | optional, with the next two: whether the         |
+/// |                                               | gradient is rows of an embedding. Asked when the |
+/// |                                               | reducer or participant is made; then grad(p) is  |
+/// |                                               | empty                                            |
+/// | `static SparseRows sparse_grad(P& p)`         | the rows; a row may be there several times, in   |
+/// |                                               | any order: they are added. Empty = no gradient   |
+/// | `static void set_sparse_grad(P& p,            | makes `rows` the gradient: the rows of all ranks,|
+/// | SparseRows rows)`                             | ascending, each once. They are valid until the   |
+/// |                                               | next iteration begins or the reducer ends        |
 /// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
 /// The default serves every class with members `value` and `grad` that are writable tensors; `grad`
@@ -3273,6 +3298,14 @@ concept has_set_value = requires(std::remove_cvref_t<P>& p, AnyView const& view)
     parameter_traits_of<P>::release_value(p);
 };
 template <class P>
+concept has_sparse_grad = requires(
+    std::remove_cvref_t<P>& p, std::remove_cvref_t<P> const& constant, SparseRows const& rows
+) {
+    { parameter_traits_of<P>::is_sparse(constant) } -> std::convertible_to<bool>;
+    { parameter_traits_of<P>::sparse_grad(p) } -> std::same_as<SparseRows>;
+    parameter_traits_of<P>::set_sparse_grad(p, rows);
+};
+template <class P>
 concept has_name = requires(std::remove_cvref_t<P> const& p) {
     requires lasting_text<decltype(parameter_traits_of<P>::name(p))>;
 };
@@ -3329,6 +3362,11 @@ concept has_other_set_value =
         requires takes_others<decltype(&parameter_traits_of<P>::release_value), std::remove_cvref_t<P>&>;
     });
 template <class P>
+concept has_other_sparse_grad =
+    !has_sparse_grad<P> && (requires { &parameter_traits_of<P>::is_sparse; } || requires {
+        &parameter_traits_of<P>::sparse_grad;
+    } || requires { &parameter_traits_of<P>::set_sparse_grad; });
+template <class P>
 concept has_other_is_handle = requires { &parameter_traits_of<P>::is_handle; } && !requires {
     requires std::same_as<decltype(parameter_traits_of<P>::is_handle), bool const>;
     typename std::bool_constant<parameter_traits_of<P>::is_handle>;
@@ -3358,6 +3396,11 @@ consteval bool has_usable_options() {
     static_assert(
         !has_other_is_handle<P>,
         "Parameter: parameter_traits::is_handle must be 'static constexpr bool is_handle = true'"
+    );
+    static_assert(
+        !has_other_sparse_grad<P>,
+        "Parameter: parameter_traits needs all of 'static bool is_sparse(P const&)', 'static SparseRows "
+        "sparse_grad(P&)' and 'static void set_sparse_grad(P&, SparseRows)', or none"
     );
     static_assert(
         !has_other_set_value<P>,
@@ -3654,6 +3697,17 @@ public:
             functions_->release_grad(object_);
         }
     }
+    /// Whether the gradient is rows. grad() is empty then, and set_sparse_grad() can be called.
+    [[nodiscard]] bool is_sparse() const {
+        return functions_->is_sparse != nullptr && functions_->is_sparse(object_);
+    }
+    /// Empty if the parameter has no rows now, or its type cannot have any.
+    [[nodiscard]] SparseRows sparse_grad() const {
+        return functions_->sparse_grad != nullptr ? functions_->sparse_grad(object_) : SparseRows{};
+    }
+    void set_sparse_grad(SparseRows const& rows) const {
+        functions_->set_sparse_grad(object_, rows);
+    }
     [[nodiscard]] bool can_set_value() const noexcept { return functions_->set_value != nullptr; }
     /// Makes `view` the value; release_value() frees or forgets it. Both need can_set_value().
     void set_value(AnyView const& view) const { functions_->set_value(object_, view); }
@@ -3690,6 +3744,9 @@ private:
         void (*release_grad)(void*);              ///< null: not supported
         void (*set_value)(void*, AnyView const&); ///< null, like the next one: not supported
         void (*release_value)(void*);
+        bool (*is_sparse)(void*); ///< null, like the next two: not supported
+        SparseRows (*sparse_grad)(void*);
+        void (*set_sparse_grad)(void*, SparseRows const&);
         bool (*requires_grad)(void*);
         bool (*is_as)(void*, detail::ParameterState const&);
         std::string_view (*name)(void*);
@@ -3733,6 +3790,17 @@ private:
             };
             functions.release_value = [](void* p) {
                 Traits::release_value(*static_cast<Object*>(p));
+            };
+        }
+        if constexpr (detail::has_sparse_grad<P>) {
+            functions.is_sparse = [](void* p) -> bool {
+                return Traits::is_sparse(*static_cast<Object*>(p));
+            };
+            functions.sparse_grad = [](void* p) {
+                return Traits::sparse_grad(*static_cast<Object*>(p));
+            };
+            functions.set_sparse_grad = [](void* p, SparseRows const& rows) {
+                Traits::set_sparse_grad(*static_cast<Object*>(p), rows);
             };
         }
         functions.requires_grad = requires_grad_of<P>;
@@ -3800,6 +3868,12 @@ template <class... Ranges>
 }
 
 namespace detail {
+
+/// What a gradient holds: all elements, or those of its rows. Empty if there is none.
+[[nodiscard]] inline AnyView elements_of_gradient(AnyParameter const& parameter) {
+    AnyView const dense = parameter.grad();
+    return dense ? dense : parameter.sparse_grad().values;
+}
 
 /// How error texts name a parameter of a list whose indices count from `first`.
 inline std::string
@@ -4682,9 +4756,21 @@ inline constexpr std::size_t square_block = 8 * square_lanes;
     return (elements + square_block - 1) / square_block;
 }
 
+struct AddNumbers {
+    JOINABLE_HOST_DEVICE double operator()(double a, double b) const { return a + b; }
+};
+/// NaN if a number is NaN.
+struct LargerNumber {
+    JOINABLE_HOST_DEVICE double operator()(double a, double b) const {
+        return a >= b || a != a ? a : b;
+    }
+};
+
 /// Lane `lane` of the lower half takes its number of the upper half.
-JOINABLE_HOST_DEVICE inline void fold_lane(double* lanes, std::size_t half, std::size_t lane) {
-    lanes[lane] += lanes[lane + half];
+template <class Combine = AddNumbers>
+JOINABLE_HOST_DEVICE void
+fold_lane(double* lanes, std::size_t half, std::size_t lane, Combine combine = {}) {
+    lanes[lane] = combine(lanes[lane], lanes[lane + half]);
 }
 
 /// A square has the same bits whether a compiler fuses it with the following sum or not: that of a
@@ -4722,8 +4808,12 @@ struct IndexOrder {
     }
 };
 
-/// The sum for a tensor in host memory.
-[[nodiscard]] double sum_of_squares(AnyView const& tensor);
+/// The sum of `power`-th powers of magnitudes, computed in double, for a tensor in host memory; 0 for one
+/// without elements. With an infinite power the largest magnitude, NaN if an element is NaN. @pre power > 0
+[[nodiscard]] double sum_of_powers(AnyView const& tensor, double power);
+[[nodiscard]] inline double sum_of_squares(AnyView const& tensor) {
+    return sum_of_powers(tensor, 2);
+}
 
 }}} // namespace joinable::v0::detail
 
@@ -4733,6 +4823,8 @@ struct IndexOrder {
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstddef>
 #include <type_traits>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -4754,28 +4846,33 @@ JOINABLE_DEFINITION IndexOrder::IndexOrder(Shape const& extents, Shape const& st
     }
 }
 
-/// Numbers that are added in lanes.
-struct SquareLanes {
-    std::array<double, square_lanes> sums{};
+/// Numbers that are combined in lanes.
+template <class Combine>
+struct CombinedLanes {
+    std::array<double, square_lanes> numbers{};
 
     [[nodiscard]] double total() noexcept {
         for (std::size_t half = square_lanes / 2; half != 0; half /= 2) {
             for (std::size_t lane = 0; lane < half; ++lane) {
-                fold_lane(sums.data(), half, lane);
+                fold_lane(numbers.data(), half, lane, Combine{});
             }
         }
-        return sums.front();
+        return numbers.front();
     }
 };
 
-template <class T>
-[[nodiscard]] double sum_of_squares_as(T const* first, std::size_t count, IndexOrder const& order) {
+/// Combines term(element) for all elements, in the order above.
+template <class Combine, class T, class Term>
+[[nodiscard]] double
+combine_terms(T const* first, std::size_t count, IndexOrder const& order, Term const& term) {
     using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
-    SquareLanes all;
-    SquareLanes block;
+    Combine const combine{};
+    CombinedLanes<Combine> all;
+    CombinedLanes<Combine> block;
     std::size_t blocks = 0;
     auto const close = [&] {
-        all.sums[blocks++ % square_lanes] += block.total();
+        double& lane = all.numbers[blocks++ % square_lanes];
+        lane = combine(lane, block.total());
         block = {};
     };
     auto const [run, step] = order.level[0];
@@ -4786,7 +4883,8 @@ template <class T>
             std::size_t const lane = done % square_lanes;
             std::size_t const some = (std::min)(left, square_lanes - lane);
             for (std::size_t i = 0; i < some; ++i) {
-                block.sums[lane + i] += square_of(static_cast<Wide>(from[i * step]));
+                double& number = block.numbers[lane + i];
+                number = combine(number, term(static_cast<Wide>(from[i * step])));
             }
             from += some * step;
             left -= some;
@@ -4802,18 +4900,26 @@ template <class T>
     return all.total();
 }
 
-JOINABLE_DEFINITION double sum_of_squares(AnyView const& tensor) {
+JOINABLE_DEFINITION double sum_of_powers(AnyView const& tensor, double power) {
     std::size_t const count = tensor.numel();
     IndexOrder const order{tensor.extents(), tensor.strides()};
-    switch (tensor.dtype()) {
-    case DType::f16:
-        return sum_of_squares_as(static_cast<Half const*>(tensor.data()), count, order);
-    case DType::bf16:
-        return sum_of_squares_as(static_cast<BFloat16 const*>(tensor.data()), count, order);
-    case DType::f64:
-        return sum_of_squares_as(static_cast<double const*>(tensor.data()), count, order);
-    default: return sum_of_squares_as(static_cast<float const*>(tensor.data()), count, order);
-    }
+    double result = 0;
+    visit_floating(tensor.dtype(), [&]<class T>(std::type_identity<T>) {
+        auto const* const first = static_cast<T const*>(tensor.data());
+        auto const magnitude = [](auto number) { return std::abs(static_cast<double>(number)); };
+        if (std::isinf(power)) {
+            result = combine_terms<LargerNumber>(first, count, order, magnitude);
+        } else if (power == 2) {
+            result = combine_terms<AddNumbers>(first, count, order, [](auto number) {
+                return square_of(number);
+            });
+        } else {
+            result = combine_terms<AddNumbers>(first, count, order, [&](auto number) {
+                return std::pow(magnitude(number), power);
+            });
+        }
+    });
+    return result;
 }
 
 }}} // namespace joinable::v0::detail
@@ -7527,6 +7633,906 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/bucket/detail/sparse_gradients.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Rows of a gradient in host memory.
+struct RowList {
+    std::vector<std::int64_t> indices;
+    std::vector<std::byte> values; ///< row by row
+
+    void resize(std::size_t rows, std::size_t row_bytes) {
+        indices.resize(rows);
+        values.resize(rows * row_bytes);
+    }
+};
+
+/// The gradients of a model that are rows of embeddings, on the host. What ranks send of them depends on the batch,
+/// so they lie in no bucket: after the last bucket each rank gathers how many rows the others have, then the rows. All
+/// ranks add them in rank order. Local.
+class SparseGradients {
+public:
+    SparseGradients(ParameterList parameters, int rank, int size);
+
+    /// The parameters whose gradients are rows, in the order of the list.
+    [[nodiscard]] std::vector<std::size_t> const& parameters() const noexcept { return listed_; }
+    [[nodiscard]] bool empty() const noexcept { return listed_.empty(); }
+    [[nodiscard]] bool has(std::size_t i) const noexcept { return position_[i] != nowhere; }
+
+    // -- this rank's rows --------------------------------------------------------------------------
+
+    /// Begins an iteration in which this rank's rows are multiplied by `factor`.
+    void begin(double factor) noexcept { factor_ = factor; }
+    /// Takes the rows of gradient `i`, times the factor, each once.
+    /// @throws ContractViolation  an index is out of range, or indices or values do not fit the parameter.
+    void pack(std::size_t i);
+    /// This rank has no rows of gradient `i`.
+    void zero(std::size_t i) { at(i).mine.resize(0, 0); }
+
+    // -- what ranks gather -------------------------------------------------------------------------
+
+    /// One gather: a part of each rank.
+    struct Gather {
+        ConstBuffer part;
+        Buffer whole;
+        std::span<std::size_t const> counts; ///< per rank, valid until the next gather
+    };
+    /// How many rows each rank has of each gradient.
+    [[nodiscard]] Gather counts();
+    /// Calls f(gather) twice for gradient `i`, for indices and then for values, unless no rank has rows; after
+    /// counts(). Then the sum is complete.
+    template <class F>
+    void for_each_gather(std::size_t i, F const& f) {
+        if (std::size_t const rows = begin_gathering(i); rows != 0) {
+            f(indices_of(i));
+            f(values_of(i));
+            add_up(i);
+        }
+    }
+
+    // -- the sums ----------------------------------------------------------------------------------
+
+    /// Makes the sum of all ranks gradient `i`. Valid until the next one.
+    void deliver(std::size_t i);
+    /// Makes gradient `i` one without rows.
+    void clear(std::size_t i);
+    /// Whether gradient `i` lies in the memory of its sum.
+    [[nodiscard]] bool is_resident(std::size_t i);
+
+private:
+    static constexpr std::size_t nowhere = static_cast<std::size_t>(-1);
+
+    struct Sparse {
+        std::size_t parameter;
+        Shape extents; ///< of the value
+        DType dtype;
+        RowList mine;
+        RowList sum;
+
+        [[nodiscard]] std::size_t row() const noexcept { return numel_of_row; }
+        [[nodiscard]] std::size_t row_bytes() const noexcept { return row() * size_of(dtype); }
+        std::size_t numel_of_row = 1;
+    };
+
+    [[nodiscard]] Sparse& at(std::size_t i) noexcept { return sparse_[position_[i]]; }
+    [[nodiscard]] std::string describe(std::size_t i) const;
+    void require_fit(std::size_t i, SparseRows const& rows) const;
+    [[nodiscard]] static SparseRows rows_of(Sparse& sparse, RowList& rows);
+
+    /// Returns the rows of all ranks.
+    std::size_t begin_gathering(std::size_t i);
+    [[nodiscard]] Gather indices_of(std::size_t i);
+    [[nodiscard]] Gather values_of(std::size_t i);
+    void add_up(std::size_t i);
+    /// Writes rows once each, ascending. Those of one index are added in the order in which they come.
+    /// Complexity: n log n for n rows.
+    void coalesce(Sparse const& sparse, RowList const& from, RowList& to);
+
+    ParameterList parameters_;
+    int rank_;
+    double factor_ = 1;
+    std::vector<std::size_t> listed_;
+    std::vector<std::size_t> position_; ///< per parameter, in the lists that follow
+    std::vector<Sparse> sparse_;
+    std::vector<std::uint64_t> mine_;   ///< rows of this rank, per sparse parameter
+    std::vector<std::uint64_t> counts_; ///< the same of all ranks, one after another
+    // Memory of the parameter that is packed or gathered now; it grows to the largest so far.
+    RowList raw_;
+    std::vector<std::size_t> rank_counts_;
+    std::vector<std::size_t> order_;
+    std::vector<std::byte> zeros_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/reduction/reduce.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_REDUCTION_REDUCE_HPP_PART_1
+#define JOINABLE_REDUCTION_REDUCE_HPP_PART_1
+
+#include <cstddef>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A function from an index to a value, or none. Refers to the given function.
+template <class T>
+class Numbered {
+public:
+    Numbered() = default;
+    template <class Function>
+    Numbered(std::size_t number, Function const& function) noexcept
+        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
+              return (*static_cast<Function const*>(called))(i);
+          }} {}
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
+
+private:
+    std::size_t size_ = 0;
+    void const* function_ = nullptr;
+    T (*call_)(void const*, std::size_t) = nullptr;
+};
+/// The addresses of all ranks' inputs, or of the outputs.
+using Places = Numbered<std::byte*>;
+/// The factors by which inputs are multiplied before they are added. May be empty.
+using Factors = Numbered<double>;
+
+/// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
+/// do not depend on which rank computes them or on how the work was divided. There is at least one
+/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
+/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
+/// are multiplied as floats.
+void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    Factors const& factors = {},
+    InstructionSet set = instruction_set()
+);
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
+// ---- joinable/reduction/halves.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_REDUCTION_HALVES_HPP_PART_1
+#define JOINABLE_REDUCTION_HALVES_HPP_PART_1
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+/// @file
+/// Converts rows of 16-bit numbers to float and back, with the same bits as Half and BFloat16.
+/// Compiled for each instruction set. Rows do not overlap.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <sixteen_bits T>
+struct Widen {
+    static constexpr std::size_t from_bytes = sizeof(T);
+    static constexpr std::size_t to_bytes = sizeof(float);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        widen(load<EightHalves>(from), floats);
+        std::memcpy(to, &floats, sizeof(floats));
+    }
+};
+
+template <sixteen_bits T>
+struct Narrow {
+    static constexpr std::size_t from_bytes = sizeof(float);
+    static constexpr std::size_t to_bytes = sizeof(T);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        EightHalves halves;
+        std::memcpy(&floats, from, sizeof(floats));
+        narrow(floats, halves);
+        store(to, halves);
+    }
+};
+
+/// Converts a row. Uses the processor's instruction, if there is one.
+template <class C>
+struct ConvertLoop {
+    [[gnu::always_inline]] static void
+    run(std::size_t /*width*/,
+        std::size_t done,
+        std::byte const* __restrict from,
+        std::byte* __restrict to,
+        std::size_t count) noexcept {
+        for (std::size_t i = done; i < count; ++i) {
+            C::one(from + i * C::from_bytes, to + i * C::to_bytes);
+        }
+    }
+    JOINABLE_INLINE_AVX2 static std::size_t
+    convert(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+        std::size_t done = 0;
+        if constexpr (C::has_instruction) {
+            for (; done + 8 <= count; done += 8) {
+                C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+            }
+        }
+        return done;
+    }
+};
+template <class C>
+using ConvertLoops = CompiledLoop<ConvertLoop<C>, std::byte const*, std::byte*, std::size_t>;
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
+// ---- joinable/reduction/lanes.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+/// @file
+/// Elements in registers, and the operations of a reduction on them. Registers are compiler vector
+/// types, and the functions are always inlined. The same source thus compiles for each instruction
+/// set, at any optimisation level.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A register of elements.
+template <class T, std::size_t width>
+struct Lanes {
+    using Register [[gnu::vector_size(width)]] = T;
+    static constexpr std::size_t bytes = width;
+    Register numbers;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        std::memcpy(&numbers, from, width);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        std::memcpy(to, &numbers, width);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
+        operation(numbers, next.numbers);
+    }
+    /// Rounds the product before it is added, so that all processors give the same bits.
+    [[gnu::always_inline]] void scale(T factor) noexcept {
+        if constexpr (width == sizeof(T)) {
+            T product;
+            JOINABLE_ROUNDED_PRODUCT(product, numbers[0], factor);
+            numbers[0] = product;
+        } else {
+            JOINABLE_ROUNDED_PRODUCT(numbers, numbers, factor);
+        }
+    }
+};
+
+/// Registers that are computed together. They are half of a processor's registers, so that many
+/// loads are in flight before something is written. Four take 1.2 times as long in the second-level
+/// cache, as do twelve.
+template <class L>
+struct EightLanes {
+    static constexpr std::size_t number = 8;
+    static constexpr std::size_t bytes = number * L::bytes;
+    L lanes[number];
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        JOINABLE_UNROLL
+        for (std::size_t i = 0; i < number; ++i) {
+            lanes[i].load(from + i * L::bytes);
+        }
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        JOINABLE_UNROLL
+        for (std::size_t i = 0; i < number; ++i) {
+            lanes[i].store(to + i * L::bytes);
+        }
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void
+    combine(Operation const& operation, EightLanes const& next) noexcept {
+        JOINABLE_UNROLL
+        for (std::size_t i = 0; i < number; ++i) {
+            lanes[i].combine(operation, next.lanes[i]);
+        }
+    }
+    template <class T>
+    [[gnu::always_inline]] void scale(T factor) noexcept {
+        JOINABLE_UNROLL
+        for (L& lane : lanes) {
+            lane.scale(factor);
+        }
+    }
+};
+
+// An operation on registers: `a`, of the lower ranks, becomes the result of `a` and `b`.
+// `Number<T>` is a type that gives the same bits as T. Fewer types mean less to compile.
+
+/// Integers are added and multiplied as unsigned, because these wrap around. Signed overflow is
+/// undefined, and reducing any rank's data must be defined.
+template <class T>
+struct without_sign {
+    using type = T;
+};
+template <std::integral T>
+struct without_sign<T> {
+    using type = bits_of_size<sizeof(T)>;
+};
+
+struct Plus {
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a + b;
+    }
+};
+/// Adds each rank's value times that rank's factor. Floating-point numbers only.
+struct PlusScaled : Plus {
+    template <class T>
+    using Number = std::conditional_t<std::floating_point<T>, T, float>;
+};
+struct Times {
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a * b;
+    }
+};
+struct BitAnd {
+    template <class>
+    using Number = std::uint8_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a & b;
+    }
+};
+struct BitOr {
+    template <class>
+    using Number = std::uint8_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a | b;
+    }
+};
+
+/// A register for the bits of another one. Comparisons of that one have this type.
+template <class Register>
+using bits_of_register =
+    decltype(std::declval<Register const&>() < std::declval<Register const&>());
+
+/// Whether a register has floating-point numbers.
+template <class Register>
+inline constexpr bool has_floats =
+    std::floating_point<std::remove_cvref_t<decltype(std::declval<Register const&>()[0])>>;
+
+/// `x` becomes the result of two numbers. `x` and `y` are what a comparison of them chooses, in one
+/// order and in the other. They are the same, unless the numbers are 0 and -0, which an operation on
+/// bits decides, or a number is a NaN. A result that is NaN has the same bits whatever the NaNs have.
+template <class Register, class Operation>
+[[gnu::always_inline]] inline void
+resolve_floats(Register& x, Register const& y, Operation const& decide) noexcept {
+    using Bits = bits_of_register<Register>;
+    using Number = std::remove_cvref_t<decltype(x[0])>;
+    using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
+    constexpr auto quiet = std::bit_cast<Word>(std::numeric_limits<Number>::quiet_NaN());
+    Bits result;
+    Bits other;
+    std::memcpy(&result, &x, sizeof(x));
+    std::memcpy(&other, &y, sizeof(y));
+    decide(result, other);
+    result = x == y ? result : Bits{} | quiet;
+    std::memcpy(&x, &result, sizeof(x));
+}
+
+/// Among floating-point numbers a NaN wins, and -0 is less than 0. The bits thus do not depend on
+/// the order of ranks.
+struct Lesser {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        if constexpr (has_floats<Register>) {
+            Register const other = a < b ? a : b;
+            a = b < a ? b : a;
+            resolve_floats(a, other, BitOr{}); // of 0 and -0 it is -0
+        } else {
+            a = b < a ? b : a;
+        }
+    }
+};
+struct Greater {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        if constexpr (has_floats<Register>) {
+            Register const other = b < a ? a : b;
+            a = a < b ? b : a;
+            resolve_floats(a, other, BitAnd{}); // of 0 and -0 it is 0
+        } else {
+            a = a < b ? b : a;
+        }
+    }
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/reduction/impl/reduce.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// One pass of a reduction. It reads every input once, in order, and writes every output. An output
+/// may be one of the inputs; otherwise they do not overlap.
+struct ReductionPass {
+    std::span<std::byte const* const> inputs;
+    std::span<std::byte* const> outputs;
+    std::size_t bytes;
+    double const* factors = nullptr; ///< for each input, for PlusScaled
+
+    static constexpr std::size_t most = 16; ///< of inputs, of outputs: more would overload a cache
+};
+
+template <class T, class Operation, class L>
+[[gnu::always_inline]] inline void
+load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t at) noexcept {
+    lanes.load(pass.inputs[input] + at);
+    if constexpr (std::is_same_v<Operation, PlusScaled>) {
+        lanes.scale(static_cast<T>(pass.factors[input]));
+    }
+}
+
+/// Reduces from byte `at` of every input as long as there are whole lanes. It reads all inputs of a
+/// lane before it writes. Returns the byte at which it stopped.
+template <class T, class L, class Operation>
+[[gnu::always_inline]] inline std::size_t
+reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
+    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
+        L result;
+        load_input<T, Operation>(result, pass, 0, at);
+        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
+            L next;
+            load_input<T, Operation>(next, pass, i, at);
+            result.combine(operation, next);
+        }
+        for (std::byte* const output : pass.outputs) {
+            result.store(output + at);
+        }
+    }
+    return at;
+}
+
+template <class T, std::size_t width, class Operation>
+[[gnu::always_inline]] inline void
+reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
+    std::size_t at = reduce_lanes<T, EightLanes<Lanes<T, width>>>(operation, pass, 0);
+    at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
+    if constexpr (width > 16) {
+        at = reduce_lanes<T, Lanes<T, 16>>(operation, pass, at);
+    }
+    reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
+}
+
+// The same loop for each instruction set. AVX-512 is only for float, the type of gradients and of
+// widened 16-bit numbers: it helps in cache, and every further function takes time to compile.
+template <class T, class Operation>
+JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
+    reduce_bytes<T, 16>(Operation{}, pass);
+}
+template <class T, class Operation>
+JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
+    reduce_bytes<T, 32>(Operation{}, pass);
+}
+
+template <class Operation>
+JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
+    reduce_bytes<float, 64>(Operation{}, pass);
+}
+
+/// The type in which a reduction computes: 16-bit numbers are widened first.
+template <class T>
+using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
+
+using RunPass = void (*)(ReductionPass const&) noexcept;
+
+template <class Operation>
+RunPass pass_function(DType dtype, InstructionSet set) {
+    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
+        using T = typename Operation::template Number<accumulator_of<Stored>>;
+        if constexpr (std::is_same_v<T, float>) {
+            if (set == InstructionSet::avx512) {
+                return &reduce_avx512<Operation>;
+            }
+        }
+        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
+                                               : &reduce_avx2<T, Operation>;
+    });
+}
+
+/// The function that runs passes on this processor, over numbers that are computed in their stored
+/// type.
+inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
+    switch (op) {
+    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
+    case ReduceOp::product: return pass_function<Times>(dtype, set);
+    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
+    case ReduceOp::max: return pass_function<Greater>(dtype, set);
+    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
+    case ReduceOp::bit_or: break;
+    }
+    return pass_function<BitOr>(dtype, set);
+}
+
+/// The function that runs passes of this reduction, scaled or not.
+inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
+    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
+}
+
+/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache. It
+/// is for more inputs or outputs than one pass takes, and for 16-bit numbers, which accumulate in
+/// float and are rounded once.
+class TiledReduction {
+public:
+    TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
+        : factors_{factors} {
+        if (is_half_precision(dtype)) {
+            bool const is_half = dtype == DType::f16;
+            widen_ = is_half ? ConvertLoops<Widen<Half>>::of(set)
+                             : ConvertLoops<Widen<BFloat16>>::of(set);
+            narrow_ = is_half ? ConvertLoops<Narrow<Half>>::of(set)
+                              : ConvertLoops<Narrow<BFloat16>>::of(set);
+            dtype = DType::f32;
+        }
+        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
+    }
+
+    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
+        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
+            std::size_t const n = (std::min)(tile_bytes, bytes - at);
+            std::byte const* const sum = reduce_tile(inputs, at, n);
+            std::byte* const first = outputs[0] + at;
+            if (narrow_ != nullptr) {
+                narrow_(sum, first, n / sizeof(Half));
+            } else {
+                std::memcpy(first, sum, n);
+            }
+            for (std::size_t i = 1; i < outputs.size(); ++i) {
+                std::memcpy(outputs[i] + at, first, n);
+            }
+        }
+    }
+
+private:
+    static constexpr std::size_t tile_bytes = 2048;
+    using Tile = std::array<std::byte, 2 * tile_bytes>; // room for widened numbers
+
+    /// Returns the unrounded result, in the first tile.
+    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
+        bool const widens = widen_ != nullptr;
+        std::byte* const sum = tiles_[0].data();
+        std::array<std::byte const*, ReductionPass::most> from;
+        std::array<double, ReductionPass::most> factors;
+        std::size_t filled = 0;
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            from[filled] = inputs[i] + at;
+            factors[filled] = factors_.size() == 0 ? 1.0 : factors_[i];
+            if (widens) {
+                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
+                from[filled] = tiles_[filled].data();
+            }
+            ++filled;
+            if (filled == from.size() || i + 1 == inputs.size()) {
+                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
+                from[0] = sum;
+                factors[0] = 1.0;
+                filled = 1;
+            }
+        }
+        return sum;
+    }
+
+    Factors factors_;
+    RunPass run_pass_;
+    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
+};
+
+JOINABLE_DEFINITION void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    Factors const& factors,
+    InstructionSet set
+) {
+    std::size_t const bytes = count * size_of(dtype);
+    std::array<std::byte const*, ReductionPass::most> from;
+    std::array<std::byte*, ReductionPass::most> to;
+    if (is_half_precision(dtype) || inputs.size() > from.size() || outputs.size() > to.size()) {
+        return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        from[i] = inputs[i];
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+        to[i] = outputs[i];
+    }
+    std::array<double, ReductionPass::most> by;
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+        by[i] = factors[i];
+    }
+    pass_function(dtype, op, factors.size() != 0, set)(
+        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
+    );
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/bucket/detail/impl/sparse_gradients.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION
+SparseGradients::SparseGradients(ParameterList parameters, int rank, int size)
+    : parameters_{std::move(parameters)}, rank_{rank}, position_(parameters_.size(), nowhere) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+        if (!parameters_[i].requires_grad() || !parameters_[i].is_sparse()) {
+            continue;
+        }
+        AnyView const value = parameters_[i].value();
+        char const* const wrong =
+            value.device() != DeviceId{} ? " is on a device; rows are added on the host"
+            : value.extents().empty()    ? " has no dimension, so there are no rows"
+                                         : nullptr;
+        if (wrong != nullptr) {
+            throw ContractViolation{
+                concat(describe(i), " has sparse gradients, but", wrong, "; give it a dense one")
+            };
+        }
+        position_[i] = listed_.size();
+        listed_.push_back(i);
+        Sparse& sparse = sparse_.emplace_back(Sparse{i, value.extents(), value.dtype(), {}, {}});
+        for (std::size_t d = 1; d < sparse.extents.size(); ++d) {
+            sparse.numel_of_row *= sparse.extents[d];
+        }
+    }
+    mine_.resize(listed_.size());
+    counts_.resize(listed_.size() * static_cast<std::size_t>(size));
+    rank_counts_.resize(static_cast<std::size_t>(size));
+}
+
+JOINABLE_DEFINITION std::string SparseGradients::describe(std::size_t i) const {
+    return concat(describe_parameter(parameters_, i), " on rank ", rank_);
+}
+
+JOINABLE_DEFINITION void SparseGradients::require_fit(std::size_t i, SparseRows const& rows) const {
+    auto const& [indices, values] = rows;
+    Sparse const& sparse = sparse_[position_[i]];
+    Shape extents = sparse.extents;
+    extents[0] = indices.numel();
+    bool const are_indices = indices && indices.extents().size() == 1 &&
+                             (indices.dtype() == DType::i64 || indices.dtype() == DType::i32);
+    bool const fit = values.dtype() == sparse.dtype && values.extents() == extents;
+    bool const are_on_host = indices.device() == DeviceId{} && values.device() == DeviceId{};
+    if (!are_indices || !fit || !are_on_host || !has_memory(indices) || !has_memory(values)) {
+        throw ContractViolation{concat(
+            "the sparse gradient of ",
+            describe(i),
+            " has indices of ",
+            to_text(indices),
+            " and values of ",
+            to_text(values),
+            are_on_host ? "" : " on a device",
+            "; give it n indices of i32 or i64 and n rows of values in host memory, for a value of ",
+            name_of(sparse.dtype),
+            " ",
+            to_text(sparse.extents)
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
+    if (parameters_[i].grad()) {
+        throw ContractViolation{concat(
+            describe(i),
+            " has a dense gradient, but its gradients were sparse when the model was made; give it rows, or let "
+            "is_sparse return false"
+        )};
+    }
+    Sparse& sparse = at(i);
+    SparseRows const rows = parameters_[i].sparse_grad();
+    if (!rows) {
+        zero(i);
+        return;
+    }
+    require_fit(i, rows);
+    std::size_t const count = rows.indices.numel();
+    raw_.resize(count, sparse.row_bytes());
+    if (rows.indices.dtype() == DType::i64) {
+        auto const indices = rows.indices.as<std::int64_t>();
+        std::copy(indices.begin(), indices.end(), raw_.indices.begin());
+    } else {
+        auto const indices = rows.indices.as<std::int32_t>();
+        std::copy(indices.begin(), indices.end(), raw_.indices.begin());
+    }
+    for (std::int64_t const index : raw_.indices) {
+        if (index < 0 || static_cast<std::uint64_t>(index) >= sparse.extents[0]) {
+            throw ContractViolation{concat(
+                "the sparse gradient of ",
+                describe(i),
+                " has the index ",
+                index,
+                ", but the parameter has ",
+                sparse.extents[0],
+                " rows"
+            )};
+        }
+    }
+    copy(rows.values, rows_of(sparse, raw_).values);
+    coalesce(sparse, raw_, sparse.mine);
+    AnyView const mine = rows_of(sparse, sparse.mine).values;
+    scale_copy(mine, factor_, mine); // after the additions, as a dense gradient is
+}
+
+JOINABLE_DEFINITION SparseGradients::Gather SparseGradients::counts() {
+    for (std::size_t k = 0; k < sparse_.size(); ++k) {
+        mine_[k] = sparse_[k].mine.indices.size();
+    }
+    rank_counts_.assign(rank_counts_.size(), sparse_.size());
+    return {
+        {mine_.data(), mine_.size(), DType::u64},
+        {counts_.data(), counts_.size(), DType::u64},
+        rank_counts_
+    };
+}
+
+JOINABLE_DEFINITION std::size_t SparseGradients::begin_gathering(std::size_t i) {
+    for (std::size_t rank = 0; rank < rank_counts_.size(); ++rank) {
+        rank_counts_[rank] =
+            static_cast<std::size_t>(counts_[rank * sparse_.size() + position_[i]]);
+    }
+    std::size_t const rows =
+        std::accumulate(rank_counts_.begin(), rank_counts_.end(), std::size_t{0});
+    raw_.resize(rows, at(i).row_bytes());
+    at(i).sum.resize(0, 0);
+    return rows;
+}
+
+JOINABLE_DEFINITION SparseGradients::Gather SparseGradients::indices_of(std::size_t i) {
+    auto const& mine = at(i).mine.indices;
+    return {
+        {mine.data(), mine.size(), DType::i64},
+        {raw_.indices.data(), raw_.indices.size(), DType::i64},
+        rank_counts_
+    };
+}
+
+JOINABLE_DEFINITION SparseGradients::Gather SparseGradients::values_of(std::size_t i) {
+    Sparse const& sparse = at(i);
+    for (std::size_t& count : rank_counts_) {
+        count *= sparse.row();
+    }
+    return {
+        {sparse.mine.values.data(), sparse.mine.indices.size() * sparse.row(), sparse.dtype},
+        {raw_.values.data(), raw_.indices.size() * sparse.row(), sparse.dtype},
+        rank_counts_
+    };
+}
+
+JOINABLE_DEFINITION void SparseGradients::add_up(std::size_t i) {
+    coalesce(at(i), raw_, at(i).sum);
+}
+
+JOINABLE_DEFINITION void
+SparseGradients::coalesce(Sparse const& sparse, RowList const& from, RowList& to) {
+    order_.resize(from.indices.size());
+    std::iota(order_.begin(), order_.end(), std::size_t{0});
+    std::sort(order_.begin(), order_.end(), [&](std::size_t a, std::size_t b) {
+        return from.indices[a] != from.indices[b] ? from.indices[a] < from.indices[b] : a < b;
+    });
+    std::size_t const bytes = sparse.row_bytes();
+    to.resize(order_.size(), bytes); // at most
+    zeros_.resize(bytes);
+    std::size_t rows = 0;
+    for (std::size_t first = 0; first < order_.size();) {
+        std::size_t last = first + 1;
+        while (last < order_.size() && from.indices[order_[last]] == from.indices[order_[first]]) {
+            ++last;
+        }
+        // A sum of dense gradients adds to zeros, which makes -0 a 0.
+        auto const input = [&](std::size_t k) {
+            // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): inputs are not written
+            return k == 0
+                       ? zeros_.data()
+                       : const_cast<std::byte*>(from.values.data() + order_[first + k - 1] * bytes);
+        };
+        auto const output = [&](std::size_t) { return to.values.data() + rows * bytes; };
+        reduce_to(
+            sparse.dtype,
+            ReduceOp::sum,
+            Places{1 + last - first, input},
+            Places{1, output},
+            sparse.row()
+        );
+        to.indices[rows++] = from.indices[order_[first]];
+        first = last;
+    }
+    to.resize(rows, bytes);
+}
+
+JOINABLE_DEFINITION SparseRows SparseGradients::rows_of(Sparse& sparse, RowList& rows) {
+    Shape extents = sparse.extents;
+    extents[0] = rows.indices.size();
+    return {
+        {rows.indices.data(), DType::i64, {extents[0]}, {1}},
+        {rows.values.data(), sparse.dtype, extents, row_major_strides(extents)}
+    };
+}
+
+JOINABLE_DEFINITION void SparseGradients::deliver(std::size_t i) {
+    parameters_[i].set_sparse_grad(rows_of(at(i), at(i).sum));
+}
+
+JOINABLE_DEFINITION bool SparseGradients::is_resident(std::size_t i) {
+    AnyView const values = parameters_[i].sparse_grad().values;
+    return values && values.data() == at(i).sum.values.data();
+}
+
+JOINABLE_DEFINITION void SparseGradients::clear(std::size_t i) {
+    at(i).sum.resize(0, 0);
+    deliver(i);
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/bucket/without_pass.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -7610,9 +8616,13 @@ public:
     [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept { return trained_; }
     [[nodiscard]] bool is_trained(std::size_t i) const noexcept { return bucket_of_[i] != nowhere; }
     [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return bucket_of_[i]; }
+    /// Those that lie in no bucket, because they are rows: bucket_of(i) is buckets().size(). Null: there are none.
+    [[nodiscard]] virtual SparseGradients* sparse() noexcept { return nullptr; }
     /// In launch order. A bucket without memory gets it with its first gradient.
     [[nodiscard]] virtual std::vector<Bucket> const& buckets() const noexcept = 0;
-    [[nodiscard]] bool has(std::size_t i) const { return bool{parameters_[i].grad()}; }
+    [[nodiscard]] bool has(std::size_t i) const {
+        return bool{elements_of_gradient(parameters_[i])};
+    }
     [[nodiscard]] Device& device() const noexcept { return *device_; }
     /// The name of this rank's parameter `i` in error texts.
     [[nodiscard]] std::string describe(std::size_t i) const;
@@ -7695,7 +8705,11 @@ private:
 /// the same device. The result releases those that lie in the buckets, where the parameter's traits can.
 /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
 [[nodiscard]] std::unique_ptr<Gradients> gradients_in_buckets(
-    ParameterList parameters, BucketOptions const& options, int rank, BufferMemory const& memory
+    ParameterList parameters,
+    BucketOptions const& options,
+    int rank,
+    int size,
+    BufferMemory const& memory
 );
 
 }}} // namespace joinable::v0::detail
@@ -7718,17 +8732,19 @@ JOINABLE_DEFINITION std::string Gradients::describe(std::size_t i) const {
 class BucketGradients final : public Gradients {
 public:
     BucketGradients(
-        ParameterList parameters, BucketOptions const& options, int rank, BufferMemory const& memory
+        ParameterList parameters,
+        BucketOptions const& options,
+        int rank,
+        int size,
+        BufferMemory const& memory
     )
         : Gradients{parameters, expected_ready_order(parameters), rank, memory.device()},
           are_views_{options.gradient_as_bucket_view},
           only_existing_{options.find_unused || options.static_graph},
           joined_{options.joined_gradients}, limits_{bucket_limits(options)},
-          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory},
-          backup_{
-              needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
-                             : BucketLayout{}
-          },
+          sparse_{parameters_, rank, size}, dense_{without_sparse(trained_)},
+          layout_{layout_of(rebuilds(options) ? one_bucket() : limits_, memory)},
+          backup_{needs_backup() ? layout_of(one_bucket(), memory) : BucketLayout{}},
           places_(parameters_.size()), backup_places_(parameters_.size()),
           in_place_(parameters_.size()), packed_(parameters_.size()),
           is_packed_(parameters_.size()), is_of_others_(parameters_.size()) {
@@ -7748,7 +8764,7 @@ public:
             if (AnyView const gradient = parameters_[i].grad()) {
                 require_fit(i, gradient);
             }
-            if (are_views_ && !parameters_[i].can_set_grad()) {
+            if (are_views_ && !sparse_.has(i) && !parameters_[i].can_set_grad()) {
                 throw ContractViolation{concat(
                     "gradients as bucket views need parameter_traits::set_grad, which ",
                     describe(i),
@@ -7760,7 +8776,8 @@ public:
     ~BucketGradients() override {
         for (std::size_t const i : trained_) {
             try {
-                if (parameters_[i].can_release_grad() && is_resident(i)) {
+                bool const is_ours = sparse_.has(i) ? sparse_.is_resident(i) : is_resident(i);
+                if (parameters_[i].can_release_grad() && is_ours) {
                     parameters_[i].release_grad();
                 }
             } catch (...) { // NOLINT(bugprone-empty-catch): nobody may read what ends
@@ -7771,12 +8788,15 @@ public:
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept override {
         return layout_.buckets();
     }
+    [[nodiscard]] SparseGradients* sparse() noexcept override {
+        return sparse_.empty() ? nullptr : &sparse_;
+    }
     /// If parameters may be unused, one without a gradient stays without until it gets one.
     void take() override {
         if (!are_views_) {
             return;
         }
-        for (std::size_t const i : trained_) {
+        for (std::size_t const i : dense_) {
             AnyView const gradient = parameters_[i].grad();
             if (gradient) {
                 device().copy(gradient, *places_[i]);
@@ -7792,7 +8812,7 @@ public:
     }
 
     [[nodiscard]] bool copies_without_need() const override {
-        return !are_views_ && std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
+        return !are_views_ && std::any_of(dense_.begin(), dense_.end(), [&](std::size_t i) {
             return in_place_[i] == nullptr && parameters_[i].can_set_grad() && has(i) &&
                    !is_resident(i);
         });
@@ -7840,9 +8860,19 @@ public:
     }
 
     void pack(std::size_t i, double factor) override {
+        if (sparse_.has(i)) {
+            factor == 0.0 ? sparse_.zero(i) : sparse_.pack(i);
+            return;
+        }
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
             require_fit(i, gradient);
+        } else if (parameters_[i].sparse_grad()) {
+            throw ContractViolation{concat(
+                describe(i),
+                " has a sparse gradient, but its gradients were dense when the model was made; let is_sparse "
+                "return true, or give it a dense one"
+            )};
         }
         if (!gradient || factor == 0.0) {
             zero(i);
@@ -7860,6 +8890,10 @@ public:
         }
     }
     void zero(std::size_t i) override {
+        if (sparse_.has(i)) {
+            sparse_.zero(i);
+            return;
+        }
         in_place_[i] = nullptr;
         device().fill_zero(*places_[i]);
     }
@@ -7873,7 +8907,7 @@ public:
         if (!leaves_untouched()) {
             return;
         }
-        for (std::size_t const i : trained_) {
+        for (std::size_t const i : dense_) {
             if (is_resident(i)) {
                 device().copy(*places_[i], *backup_places_[i]);
             }
@@ -7883,14 +8917,19 @@ public:
     [[nodiscard]] JoinedGradients joined_gradients() const noexcept override { return joined_; }
     void follow_others(std::size_t i, OtherGradient other) override {
         is_of_others_[i] = has_joined_;
+        if (sparse_.has(i)) {
+            bool const drops = other == OtherGradient::none && parameters_[i].can_release_grad();
+            drops ? parameters_[i].release_grad() : sparse_.clear(i);
+            return;
+        }
         follow_other(parameters_[i], other, device(), [&] {
             zero(i);
             return *places_[i];
         });
     }
     void complete() override {
-        for (std::size_t k = 0; leaves_untouched() && k < trained_.size(); ++k) {
-            if (std::size_t const i = trained_[k]; is_resident(i)) {
+        for (std::size_t k = 0; leaves_untouched() && k < dense_.size(); ++k) {
+            if (std::size_t const i = dense_[k]; is_resident(i)) {
                 device().copy(*backup_places_[i], *places_[i]);
             }
         }
@@ -7899,7 +8938,7 @@ public:
     void end_guard() override {
         for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
             if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
-                clear_gradient(parameters_[i], device());
+                sparse_.has(i) ? sparse_.clear(i) : clear_gradient(parameters_[i], device());
             }
             is_of_others_[i] = false;
         }
@@ -7911,6 +8950,10 @@ public:
             return;
         }
         is_of_others_[i] = has_joined_;
+        if (sparse_.has(i)) {
+            sparse_.deliver(i);
+            return;
+        }
         AnyParameter const& parameter = parameters_[i];
         AnyView const& view = *places_[i];
         AnyView const gradient = parameter.grad();
@@ -7942,13 +8985,16 @@ public:
     }
     void rebuild(std::vector<std::size_t> order) override {
         std::vector<std::size_t> residents;
-        for (std::size_t const i : trained_) {
+        for (std::size_t const i : dense_) {
             if (is_resident(i)) {
                 residents.push_back(i);
             }
         }
         trained_ = std::move(order);
-        layout_.rebuild(parameters_, trained_, limits_);
+        dense_ = without_sparse(trained_);
+        if (!dense_.empty()) {
+            layout_.rebuild(parameters_, dense_, limits_);
+        }
         find_places();
         for (std::size_t const i : residents) {
             parameters_[i].set_grad(*places_[i]);
@@ -7956,11 +9002,22 @@ public:
     }
 
 private:
+    [[nodiscard]] std::vector<std::size_t> without_sparse(std::vector<std::size_t> list) const {
+        std::erase_if(list, [&](std::size_t i) { return sparse_.has(i); });
+        return list;
+    }
+    [[nodiscard]] BucketLayout
+    layout_of(std::vector<std::size_t> const& limits, BufferMemory const& memory) const {
+        return dense_.empty() && !sparse_.empty()
+                   ? BucketLayout{}
+                   : BucketLayout{parameters_, dense_, limits, memory};
+    }
+
     static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
 
     [[nodiscard]] bool needs_backup() const {
         return joined_ == JoinedGradients::untouched &&
-               std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
+               std::any_of(dense_.begin(), dense_.end(), [&](std::size_t i) {
                    return parameters_[i].can_set_grad();
                });
     }
@@ -7978,6 +9035,9 @@ private:
             for (std::size_t const i : buckets()[b].parameters) {
                 bucket_of_[i] = b;
             }
+        }
+        for (std::size_t const i : sparse_.parameters()) {
+            bucket_of_[i] = buckets().size();
         }
         first_piece_.resize(buckets().size());
         for (std::size_t b = 0, first = 0; b < buckets().size(); ++b) {
@@ -8051,6 +9111,8 @@ private:
     bool has_joined_ = false; ///< in this iteration
     MemoryInReach is_in_reach_;
     std::vector<std::size_t> limits_;
+    SparseGradients sparse_;
+    std::vector<std::size_t> dense_; ///< the other trained ones, in the same order
     BucketLayout layout_;
     /// Holds gradients that live in buckets while the buckets carry the averages of others. All
     /// ranks reduce in the same buckets, because communicators have registered them.
@@ -8068,9 +9130,13 @@ private:
 };
 
 JOINABLE_DEFINITION std::unique_ptr<Gradients> gradients_in_buckets(
-    ParameterList parameters, BucketOptions const& options, int rank, BufferMemory const& memory
+    ParameterList parameters,
+    BucketOptions const& options,
+    int rank,
+    int size,
+    BufferMemory const& memory
 ) {
-    return std::make_unique<BucketGradients>(std::move(parameters), options, rank, memory);
+    return std::make_unique<BucketGradients>(std::move(parameters), options, rank, size, memory);
 }
 
 }}} // namespace joinable::v0::detail
@@ -8397,7 +9463,10 @@ private:
     [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept {
         return gradients_.trained();
     }
-    void fit_to_buckets() { pending_.resize(gradients_.buckets().size()); }
+    /// The gradients that lie in no bucket count as one after the last.
+    void fit_to_buckets() {
+        pending_.resize(gradients_.buckets().size() + (gradients_.sparse() != nullptr ? 1 : 0));
+    }
 
     [[nodiscard]] bool may_be_unused() const noexcept { return finds_unused_ || graph_; }
     /// With a static graph, later iterations cannot send a parameter that no rank used in the first
@@ -8483,8 +9552,11 @@ Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
     factor_ = factor;
     without_ = without;
     is_recording_ = !without && graph_ && !graph_->is_recorded();
-    for (std::size_t b = 0; b < pending_.size(); ++b) {
+    for (std::size_t b = 0; b < gradients_.buckets().size(); ++b) {
         pending_[b] = gradients_.buckets()[b].parameters.size();
+    }
+    if (SparseGradients const* const sparse = gradients_.sparse()) {
+        pending_.back() = sparse->parameters().size();
     }
     std::fill(states_.begin(), states_.end(), State::pending);
     ready_order_.clear();
@@ -8790,10 +9862,14 @@ namespace joinable { inline namespace v0 {
 /// | parameters                 |                                                                 |
 /// | buckets, by the reduction  | in index order, each when it is full, never in ready order. With|
 /// |                            | a map, one for each run of parameters that some rank uses       |
+/// | gather of numbers of rows  | after the last bucket, if gradients are rows that some rank uses |
+/// | (parameter_traits)         |                                                                 |
+/// | gathers of indices, of rows| at the end, for each such gradient of which some rank has rows   |
 /// | broadcast of the ready     | once, after the first iteration, to cut the buckets again       |
 /// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
-/// `Reduction` defines how a bucket travels, see BucketReduction. Nothing is allocated after the
+/// `Reduction` defines how a bucket travels, see BucketReduction. Rows travel as they are, in no bucket, and are added
+/// in rank order: so many ranks, so many rows in memory. Nothing is allocated after the
 /// buckets are final, unless gradients that are summed where they lie get other memory. `Times` is notified of each collective of a bucket.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
@@ -8803,7 +9879,7 @@ public:
     /// Local. Buckets are in arenas of make_arena(). `comm` and the objects that the parameters
     /// refer to must outlive the reducer.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
-    ///         gradient does not fit its value; gradients as bucket views lack set_grad; neither
+    ///         gradient does not fit its value; gradients as bucket views lack set_grad; gradients are rows and `comm` has no all_gather; neither
     ///         the device (Device::can_scale()) nor the reduction can scale gradients. Nothing was
     ///         changed.
     Reducer(
@@ -8819,6 +9895,7 @@ public:
                   std::move(parameters),
                   options,
                   static_cast<int>(comm.rank()),
+                  static_cast<int>(comm.size()),
                   detail::BufferMemory{comm}
               ),
               options
@@ -8838,6 +9915,13 @@ public:
           gradients_{std::move(gradients)}, iteration_{*gradients_, options},
           is_rebuild_due_{detail::rebuilds(options)}, timeline_{std::move(timeline)},
           words_{&own_words_}, own_words_{comm} {
+        if (auto const* const sparse = gradients_->sparse();
+            sparse != nullptr && !AllGathers<Comm>) {
+            throw ContractViolation{detail::concat(
+                detail::describe_parameter(parameters(), sparse->parameters().front()),
+                " has sparse gradients, but this communicator has no all_gather; give it one, or give dense gradients"
+            )};
+        }
         order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
         fit_to_buckets();
         if constexpr (sums_in_place) {
@@ -8986,7 +10070,7 @@ public:
     /// @throws ContractViolation  no iteration is open, or it is too late: a bucket is in flight.
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
-        if (launched_ != 0) {
+        if (launched_ != 0 || counts_) {
             detail::refuse_late_skip(static_cast<int>(comm_.rank()));
         }
         gradients_->submit(gradients_->trained()); // what was packed, before zeros replace it
@@ -9020,6 +10104,7 @@ public:
         for (std::size_t step = 1; step < detail::steps_of<Reduction>; ++step) {
             advance_runs(step);
         }
+        gather_rows();
         while (finished_ < launched_) {
             finish_oldest();
         }
@@ -9107,6 +10192,15 @@ private:
                                            !std::derived_from<Reduction, detail::ReductionTurns>;
 
     using Range = decltype(std::declval<Times&>().bucket(0, 0));
+    [[nodiscard]] static auto gather(Comm& comm, detail::SparseGradients::Gather const& rows) {
+        if constexpr (AllGathers<Comm>) {
+            return comm.all_gather(rows.part, rows.whole, rows.counts);
+        } else {
+            return CompletedWork{}; // the constructor refuses rows
+        }
+    }
+    using CountsWork =
+        decltype(gather(std::declval<Comm&>(), std::declval<detail::SparseGradients::Gather&>()));
     using BucketWork = std::remove_cvref_t<decltype(std::declval<Reduction&>().start(
         std::declval<Comm&>(), std::declval<BucketRun const&>(), 1.0, true
     ))>;
@@ -9148,6 +10242,10 @@ private:
         next_bucket_ = 0;
         has_failed_start_ = has_lost_average_ = false;
         launched_ = tested_ = finished_ = 0;
+        counts_.reset();
+        if (detail::SparseGradients* const sparse = gradients_->sparse()) {
+            sparse->begin(factor);
+        }
     }
 
     void launch_map() {
@@ -9177,6 +10275,51 @@ private:
                 turns().note_started(next_bucket_++);
             }
         } while (turns().proceed());
+        if (next_bucket_ == buckets().size()) {
+            launch_counts();
+        }
+    }
+
+    /// Calls f(i) for every gradient of rows that some rank uses.
+    template <class F>
+    void for_each_sparse(F const& f) {
+        if (detail::SparseGradients const* const sparse = gradients_->sparse();
+            sparse != nullptr && reduction_.delivers) {
+            for (std::size_t const i : sparse->parameters()) {
+                if (iteration_.is_used(i)) {
+                    f(i);
+                }
+            }
+        }
+    }
+    /// Starts to gather how many rows each rank has, once they are final.
+    void launch_counts() {
+        bool is_any_used = false;
+        for_each_sparse([&](std::size_t) { is_any_used = true; });
+        if (!is_any_used || counts_ || !iteration_.is_open() ||
+            !iteration_.is_full(buckets().size())) {
+            return;
+        }
+        has_failed_start_ = true; // unless this one returns
+        for_each_sparse([&](std::size_t i) { iteration_.take_unused(i); });
+        static_cast<void>(counts_.emplace(gather(comm_, gradients_->sparse()->counts())));
+        has_failed_start_ = false;
+    }
+    void gather_rows() {
+        if (!counts_) {
+            return;
+        }
+        counts_->wait();
+        detail::SparseGradients& sparse = *gradients_->sparse();
+        for_each_sparse([&](std::size_t i) {
+            sparse.for_each_gather(i, [&](detail::SparseGradients::Gather const& rows) {
+                [[maybe_unused]] auto const range =
+                    timeline_->bucket(buckets().size(), rows.whole.bytes());
+                gather(comm_, rows).wait();
+            });
+            gradients_->deliver(i);
+        });
+        counts_.reset();
     }
 
     void launch_bucket(std::size_t index) {
@@ -9348,6 +10491,7 @@ private:
     // Destroyed first, because they use the memory of the members above.
     detail::ControlOver<Comm&> own_words_;
     std::vector<std::optional<BucketWork>> works_;
+    std::optional<CountsWork> counts_; ///< how many rows of gradients each rank has
 };
 
 template <class Comm>
@@ -15125,6 +16269,7 @@ JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList cons
             text += ", strides " + to_text(strides);
         }
         text += parameters[i].requires_grad() ? "" : ", no requires_grad";
+        text += parameters[i].is_sparse() ? ", sparse gradients" : "";
         list.add(describe_parameter(parameters, i), text);
     }
     return concat(parameters.size(), " parameters of ", elements, " elements");
@@ -15291,7 +16436,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION bool are_cleared(ParameterList const& parameters, Device& device) {
     ElementsOnHost elements{device};
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-        AnyView const gradient = parameters[i].requires_grad() ? parameters[i].grad() : AnyView{};
+        AnyView const gradient =
+            parameters[i].requires_grad() ? elements_of_gradient(parameters[i]) : AnyView{};
         if (!gradient) {
             continue;
         }
@@ -16706,7 +17852,13 @@ private:
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
                 comm,
                 std::move(reduction),
-                detail::gradients_in_buckets(list, buckets, static_cast<int>(comm.rank()), memory),
+                detail::gradients_in_buckets(
+                    list,
+                    buckets,
+                    static_cast<int>(comm.rank()),
+                    static_cast<int>(comm.size()),
+                    memory
+                ),
                 buckets
             );
             module_.emplace(comm, list, std::move(buffers), options);
@@ -20378,568 +21530,6 @@ void combine_contributions(
 );
 
 }}} // namespace joinable::v0::detail
-
-// ---- joinable/reduction/reduce.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-#ifndef JOINABLE_REDUCTION_REDUCE_HPP_PART_1
-#define JOINABLE_REDUCTION_REDUCE_HPP_PART_1
-
-#include <cstddef>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A function from an index to a value, or none. Refers to the given function.
-template <class T>
-class Numbered {
-public:
-    Numbered() = default;
-    template <class Function>
-    Numbered(std::size_t number, Function const& function) noexcept
-        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
-              return (*static_cast<Function const*>(called))(i);
-          }} {}
-
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
-
-private:
-    std::size_t size_ = 0;
-    void const* function_ = nullptr;
-    T (*call_)(void const*, std::size_t) = nullptr;
-};
-/// The addresses of all ranks' inputs, or of the outputs.
-using Places = Numbered<std::byte*>;
-/// The factors by which inputs are multiplied before they are added. May be empty.
-using Factors = Numbered<double>;
-
-/// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
-/// do not depend on which rank computes them or on how the work was divided. There is at least one
-/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
-/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
-/// are multiplied as floats.
-void reduce_to(
-    DType dtype,
-    ReduceOp op,
-    Places const& inputs,
-    Places const& outputs,
-    std::size_t count,
-    Factors const& factors = {},
-    InstructionSet set = instruction_set()
-);
-
-}}} // namespace joinable::v0::detail
-
-#endif
-#endif
-
-// ---- joinable/reduction/halves.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-#ifndef JOINABLE_REDUCTION_HALVES_HPP_PART_1
-#define JOINABLE_REDUCTION_HALVES_HPP_PART_1
-
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-
-/// @file
-/// Converts rows of 16-bit numbers to float and back, with the same bits as Half and BFloat16.
-/// Compiled for each instruction set. Rows do not overlap.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-template <sixteen_bits T>
-struct Widen {
-    static constexpr std::size_t from_bytes = sizeof(T);
-    static constexpr std::size_t to_bytes = sizeof(float);
-    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
-
-    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
-        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
-    }
-    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
-        EightFloats floats;
-        widen(load<EightHalves>(from), floats);
-        std::memcpy(to, &floats, sizeof(floats));
-    }
-};
-
-template <sixteen_bits T>
-struct Narrow {
-    static constexpr std::size_t from_bytes = sizeof(float);
-    static constexpr std::size_t to_bytes = sizeof(T);
-    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
-
-    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
-        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
-    }
-    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
-        EightFloats floats;
-        EightHalves halves;
-        std::memcpy(&floats, from, sizeof(floats));
-        narrow(floats, halves);
-        store(to, halves);
-    }
-};
-
-/// Converts a row. Uses the processor's instruction, if there is one.
-template <class C>
-struct ConvertLoop {
-    [[gnu::always_inline]] static void
-    run(std::size_t /*width*/,
-        std::size_t done,
-        std::byte const* __restrict from,
-        std::byte* __restrict to,
-        std::size_t count) noexcept {
-        for (std::size_t i = done; i < count; ++i) {
-            C::one(from + i * C::from_bytes, to + i * C::to_bytes);
-        }
-    }
-    JOINABLE_INLINE_AVX2 static std::size_t
-    convert(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-        std::size_t done = 0;
-        if constexpr (C::has_instruction) {
-            for (; done + 8 <= count; done += 8) {
-                C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
-            }
-        }
-        return done;
-    }
-};
-template <class C>
-using ConvertLoops = CompiledLoop<ConvertLoop<C>, std::byte const*, std::byte*, std::size_t>;
-
-}}} // namespace joinable::v0::detail
-
-#endif
-#endif
-
-// ---- joinable/reduction/lanes.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <bit>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <type_traits>
-#include <utility>
-
-/// @file
-/// Elements in registers, and the operations of a reduction on them. Registers are compiler vector
-/// types, and the functions are always inlined. The same source thus compiles for each instruction
-/// set, at any optimisation level.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A register of elements.
-template <class T, std::size_t width>
-struct Lanes {
-    using Register [[gnu::vector_size(width)]] = T;
-    static constexpr std::size_t bytes = width;
-    Register numbers;
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        std::memcpy(&numbers, from, width);
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        std::memcpy(to, &numbers, width);
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
-        operation(numbers, next.numbers);
-    }
-    /// Rounds the product before it is added, so that all processors give the same bits.
-    [[gnu::always_inline]] void scale(T factor) noexcept {
-        if constexpr (width == sizeof(T)) {
-            T product;
-            JOINABLE_ROUNDED_PRODUCT(product, numbers[0], factor);
-            numbers[0] = product;
-        } else {
-            JOINABLE_ROUNDED_PRODUCT(numbers, numbers, factor);
-        }
-    }
-};
-
-/// Registers that are computed together. They are half of a processor's registers, so that many
-/// loads are in flight before something is written. Four take 1.2 times as long in the second-level
-/// cache, as do twelve.
-template <class L>
-struct EightLanes {
-    static constexpr std::size_t number = 8;
-    static constexpr std::size_t bytes = number * L::bytes;
-    L lanes[number];
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        JOINABLE_UNROLL
-        for (std::size_t i = 0; i < number; ++i) {
-            lanes[i].load(from + i * L::bytes);
-        }
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        JOINABLE_UNROLL
-        for (std::size_t i = 0; i < number; ++i) {
-            lanes[i].store(to + i * L::bytes);
-        }
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void
-    combine(Operation const& operation, EightLanes const& next) noexcept {
-        JOINABLE_UNROLL
-        for (std::size_t i = 0; i < number; ++i) {
-            lanes[i].combine(operation, next.lanes[i]);
-        }
-    }
-    template <class T>
-    [[gnu::always_inline]] void scale(T factor) noexcept {
-        JOINABLE_UNROLL
-        for (L& lane : lanes) {
-            lane.scale(factor);
-        }
-    }
-};
-
-// An operation on registers: `a`, of the lower ranks, becomes the result of `a` and `b`.
-// `Number<T>` is a type that gives the same bits as T. Fewer types mean less to compile.
-
-/// Integers are added and multiplied as unsigned, because these wrap around. Signed overflow is
-/// undefined, and reducing any rank's data must be defined.
-template <class T>
-struct without_sign {
-    using type = T;
-};
-template <std::integral T>
-struct without_sign<T> {
-    using type = bits_of_size<sizeof(T)>;
-};
-
-struct Plus {
-    template <class T>
-    using Number = typename without_sign<T>::type;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a + b;
-    }
-};
-/// Adds each rank's value times that rank's factor. Floating-point numbers only.
-struct PlusScaled : Plus {
-    template <class T>
-    using Number = std::conditional_t<std::floating_point<T>, T, float>;
-};
-struct Times {
-    template <class T>
-    using Number = typename without_sign<T>::type;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a * b;
-    }
-};
-struct BitAnd {
-    template <class>
-    using Number = std::uint8_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a & b;
-    }
-};
-struct BitOr {
-    template <class>
-    using Number = std::uint8_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a | b;
-    }
-};
-
-/// A register for the bits of another one. Comparisons of that one have this type.
-template <class Register>
-using bits_of_register =
-    decltype(std::declval<Register const&>() < std::declval<Register const&>());
-
-/// Whether a register has floating-point numbers.
-template <class Register>
-inline constexpr bool has_floats =
-    std::floating_point<std::remove_cvref_t<decltype(std::declval<Register const&>()[0])>>;
-
-/// `x` becomes the result of two numbers. `x` and `y` are what a comparison of them chooses, in one
-/// order and in the other. They are the same, unless the numbers are 0 and -0, which an operation on
-/// bits decides, or a number is a NaN. A result that is NaN has the same bits whatever the NaNs have.
-template <class Register, class Operation>
-[[gnu::always_inline]] inline void
-resolve_floats(Register& x, Register const& y, Operation const& decide) noexcept {
-    using Bits = bits_of_register<Register>;
-    using Number = std::remove_cvref_t<decltype(x[0])>;
-    using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
-    constexpr auto quiet = std::bit_cast<Word>(std::numeric_limits<Number>::quiet_NaN());
-    Bits result;
-    Bits other;
-    std::memcpy(&result, &x, sizeof(x));
-    std::memcpy(&other, &y, sizeof(y));
-    decide(result, other);
-    result = x == y ? result : Bits{} | quiet;
-    std::memcpy(&x, &result, sizeof(x));
-}
-
-/// Among floating-point numbers a NaN wins, and -0 is less than 0. The bits thus do not depend on
-/// the order of ranks.
-struct Lesser {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        if constexpr (has_floats<Register>) {
-            Register const other = a < b ? a : b;
-            a = b < a ? b : a;
-            resolve_floats(a, other, BitOr{}); // of 0 and -0 it is -0
-        } else {
-            a = b < a ? b : a;
-        }
-    }
-};
-struct Greater {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        if constexpr (has_floats<Register>) {
-            Register const other = b < a ? a : b;
-            a = a < b ? b : a;
-            resolve_floats(a, other, BitAnd{}); // of 0 and -0 it is 0
-        } else {
-            a = a < b ? b : a;
-        }
-    }
-};
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/reduction/impl/reduce.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <span>
-#include <type_traits>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// One pass of a reduction. It reads every input once, in order, and writes every output. An output
-/// may be one of the inputs; otherwise they do not overlap.
-struct ReductionPass {
-    std::span<std::byte const* const> inputs;
-    std::span<std::byte* const> outputs;
-    std::size_t bytes;
-    double const* factors = nullptr; ///< for each input, for PlusScaled
-
-    static constexpr std::size_t most = 16; ///< of inputs, of outputs: more would overload a cache
-};
-
-template <class T, class Operation, class L>
-[[gnu::always_inline]] inline void
-load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t at) noexcept {
-    lanes.load(pass.inputs[input] + at);
-    if constexpr (std::is_same_v<Operation, PlusScaled>) {
-        lanes.scale(static_cast<T>(pass.factors[input]));
-    }
-}
-
-/// Reduces from byte `at` of every input as long as there are whole lanes. It reads all inputs of a
-/// lane before it writes. Returns the byte at which it stopped.
-template <class T, class L, class Operation>
-[[gnu::always_inline]] inline std::size_t
-reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
-    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
-        L result;
-        load_input<T, Operation>(result, pass, 0, at);
-        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
-            L next;
-            load_input<T, Operation>(next, pass, i, at);
-            result.combine(operation, next);
-        }
-        for (std::byte* const output : pass.outputs) {
-            result.store(output + at);
-        }
-    }
-    return at;
-}
-
-template <class T, std::size_t width, class Operation>
-[[gnu::always_inline]] inline void
-reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
-    std::size_t at = reduce_lanes<T, EightLanes<Lanes<T, width>>>(operation, pass, 0);
-    at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
-    if constexpr (width > 16) {
-        at = reduce_lanes<T, Lanes<T, 16>>(operation, pass, at);
-    }
-    reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
-}
-
-// The same loop for each instruction set. AVX-512 is only for float, the type of gradients and of
-// widened 16-bit numbers: it helps in cache, and every further function takes time to compile.
-template <class T, class Operation>
-JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 16>(Operation{}, pass);
-}
-template <class T, class Operation>
-JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 32>(Operation{}, pass);
-}
-
-template <class Operation>
-JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
-    reduce_bytes<float, 64>(Operation{}, pass);
-}
-
-/// The type in which a reduction computes: 16-bit numbers are widened first.
-template <class T>
-using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
-
-using RunPass = void (*)(ReductionPass const&) noexcept;
-
-template <class Operation>
-RunPass pass_function(DType dtype, InstructionSet set) {
-    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
-        using T = typename Operation::template Number<accumulator_of<Stored>>;
-        if constexpr (std::is_same_v<T, float>) {
-            if (set == InstructionSet::avx512) {
-                return &reduce_avx512<Operation>;
-            }
-        }
-        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
-                                               : &reduce_avx2<T, Operation>;
-    });
-}
-
-/// The function that runs passes on this processor, over numbers that are computed in their stored
-/// type.
-inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
-    switch (op) {
-    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
-    case ReduceOp::product: return pass_function<Times>(dtype, set);
-    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
-    case ReduceOp::max: return pass_function<Greater>(dtype, set);
-    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
-    case ReduceOp::bit_or: break;
-    }
-    return pass_function<BitOr>(dtype, set);
-}
-
-/// The function that runs passes of this reduction, scaled or not.
-inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
-    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
-}
-
-/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache. It
-/// is for more inputs or outputs than one pass takes, and for 16-bit numbers, which accumulate in
-/// float and are rounded once.
-class TiledReduction {
-public:
-    TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
-        : factors_{factors} {
-        if (is_half_precision(dtype)) {
-            bool const is_half = dtype == DType::f16;
-            widen_ = is_half ? ConvertLoops<Widen<Half>>::of(set)
-                             : ConvertLoops<Widen<BFloat16>>::of(set);
-            narrow_ = is_half ? ConvertLoops<Narrow<Half>>::of(set)
-                              : ConvertLoops<Narrow<BFloat16>>::of(set);
-            dtype = DType::f32;
-        }
-        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
-    }
-
-    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
-        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
-            std::size_t const n = (std::min)(tile_bytes, bytes - at);
-            std::byte const* const sum = reduce_tile(inputs, at, n);
-            std::byte* const first = outputs[0] + at;
-            if (narrow_ != nullptr) {
-                narrow_(sum, first, n / sizeof(Half));
-            } else {
-                std::memcpy(first, sum, n);
-            }
-            for (std::size_t i = 1; i < outputs.size(); ++i) {
-                std::memcpy(outputs[i] + at, first, n);
-            }
-        }
-    }
-
-private:
-    static constexpr std::size_t tile_bytes = 2048;
-    using Tile = std::array<std::byte, 2 * tile_bytes>; // room for widened numbers
-
-    /// Returns the unrounded result, in the first tile.
-    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
-        bool const widens = widen_ != nullptr;
-        std::byte* const sum = tiles_[0].data();
-        std::array<std::byte const*, ReductionPass::most> from;
-        std::array<double, ReductionPass::most> factors;
-        std::size_t filled = 0;
-        for (std::size_t i = 0; i < inputs.size(); ++i) {
-            from[filled] = inputs[i] + at;
-            factors[filled] = factors_.size() == 0 ? 1.0 : factors_[i];
-            if (widens) {
-                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
-                from[filled] = tiles_[filled].data();
-            }
-            ++filled;
-            if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
-                from[0] = sum;
-                factors[0] = 1.0;
-                filled = 1;
-            }
-        }
-        return sum;
-    }
-
-    Factors factors_;
-    RunPass run_pass_;
-    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
-};
-
-JOINABLE_DEFINITION void reduce_to(
-    DType dtype,
-    ReduceOp op,
-    Places const& inputs,
-    Places const& outputs,
-    std::size_t count,
-    Factors const& factors,
-    InstructionSet set
-) {
-    std::size_t const bytes = count * size_of(dtype);
-    std::array<std::byte const*, ReductionPass::most> from;
-    std::array<std::byte*, ReductionPass::most> to;
-    if (is_half_precision(dtype) || inputs.size() > from.size() || outputs.size() > to.size()) {
-        return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
-    }
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-        from[i] = inputs[i];
-    }
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-        to[i] = outputs[i];
-    }
-    std::array<double, ReductionPass::most> by;
-    for (std::size_t i = 0; i < factors.size(); ++i) {
-        by[i] = factors[i];
-    }
-    pass_function(dtype, op, factors.size() != 0, set)(
-        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
-    );
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
 
 // ---- joinable/communicator/shared_memory/engine/impl/exchange.ipp
 

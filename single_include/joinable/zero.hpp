@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -14,6 +15,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <new>
@@ -48,7 +50,9 @@ public:
     ShardSums& operator=(ShardSums const&) = delete;
 
     virtual void sum(std::span<double> numbers) = 0;
-    virtual void sum_squares(std::span<ShardGradient const> pieces, std::span<double> squares) = 0;
+    virtual void max(std::span<double> numbers) = 0;
+    virtual void
+    sum_powers(double power, std::span<ShardGradient const> pieces, std::span<double> sums) = 0;
 
 protected:
     ~ShardSums() = default;
@@ -56,9 +60,9 @@ protected:
 
 } // namespace detail
 
-/// The gradients that a rank is about to step by, and sums over all ranks. Code that gets it runs
-/// on every rank, also on joined ones, and must call sum() and sum_squares() the same number of
-/// times on each. Gradients may be in the memory of a device: then kernels that change them go on
+/// The gradients that a rank is about to step by, and sums and maxima over all ranks. Code that gets
+/// it runs on every rank, also on joined ones, and must call the collective members in the same
+/// order on each. Gradients may be in the memory of a device: then kernels that change them go on
 /// the stream on which the engine makes gradients.
 class ShardGradients {
 public:
@@ -85,6 +89,13 @@ public:
         sums_.sum({&number, 1});
         return number;
     }
+    /// The largest of all ranks' numbers, in place, with every Sharding: NaN if a number is NaN, and -0
+    /// is less than 0, over every transport. Collective; the same count on every rank.
+    void max(std::span<double> numbers) const { sums_.max(numbers); }
+    [[nodiscard]] double max(double number) const {
+        max({&number, 1});
+        return number;
+    }
     /// Gives the sum of the squares of each parameter's gradient on all ranks, computed in double.
     /// `squares` has parameter_count() numbers; a frozen parameter has 0. If parameters are owned
     /// whole, the bits are the same for any number of ranks and on every device. A number is not
@@ -92,10 +103,20 @@ public:
     /// the host waits for it.
     /// @throws ContractViolation  `squares` has another size, or the device has no kernels for it;
     ///         nothing was sent.
-    void sum_squares(std::span<double> squares) const;
+    void sum_squares(std::span<double> squares) const { sum_powers(2, squares); }
+    /// The same for magnitudes to the power of `power`, a number above 0. If it is infinite the
+    /// result is each parameter's largest magnitude, NaN if an element is NaN. A number is infinite
+    /// where a power is beyond the range of double. Collective.
+    /// @throws ContractViolation  also if the power is not above 0, or not 2 on a device; nothing was
+    ///         sent.
+    void sum_powers(double power, std::span<double> sums) const;
     /// Multiplies all gradients by a factor, in the type that they are computed in: f16 and bf16 in
     /// float. Local.
     void scale(double factor) const;
+    /// Moves elements outside [-limit, limit] to the nearer end, rounded to their type. NaN stays. Local.
+    /// @throws ContractViolation  the limit is negative or NaN, or the gradients are not in host
+    ///         memory; nothing was changed.
+    void clamp(double limit) const;
 
 private:
     std::span<ShardGradient const> pieces_;
@@ -104,16 +125,29 @@ private:
     detail::ShardSums& sums_;
 };
 
+/// Options of a ClipNorm. They must be the same on every rank.
+struct ClipNormOptions {
+    /// Above 0: the norm is the root of this degree of the sum of such powers of magnitudes. Infinity:
+    /// the largest magnitude.
+    double norm_type = 2;
+    /// Whether to throw where the norm is not finite, instead of scaling by the factor that it gives.
+    bool error_if_nonfinite = false;
+};
+
 /// Scales gradients so that the norm of all of them is at most `max_norm`: PyTorch's
-/// clip_grad_norm_, as ZeroOptions::before_step. Squares are summed in double, first for each
+/// clip_grad_norm_, as ZeroOptions::before_step. Powers are summed in double, first for each
 /// parameter, then in the order of parameters. If parameters are owned whole, the bits are the same
 /// for any number of ranks, and on a device those of the host.
 class ClipNorm {
 public:
-    explicit ClipNorm(double max_norm) noexcept : max_norm_{max_norm} {}
+    /// @throws ContractViolation  the norm's type is not above 0.
+    explicit ClipNorm(double max_norm, ClipNormOptions const& options = {});
 
     /// Collective.
-    /// @throws ContractViolation  the gradients are on a device without kernels.
+    /// @throws ContractViolation  the gradients are on a device without kernels, or on a device and the
+    ///         norm's type is not 2.
+    /// @throws Error  on all ranks: the norm is not finite, and the options refuse it. No gradient was
+    ///         changed.
     bool operator()(ShardGradients const& gradients);
 
     /// The norm before the last step was clipped.
@@ -121,8 +155,21 @@ public:
 
 private:
     double max_norm_;
+    ClipNormOptions options_;
     double norm_ = 0;
-    std::vector<double> squares_;
+    std::vector<double> sums_;
+};
+
+/// Clips each element of the gradients to [-limit, limit]: PyTorch's clip_grad_value_, as
+/// ZeroOptions::before_step. The same limit on every rank. Local, so no rank waits for others.
+struct ClipValue {
+    double limit;
+
+    /// @throws ContractViolation  what ShardGradients::clamp() throws.
+    bool operator()(ShardGradients const& gradients) const {
+        gradients.clamp(limit);
+        return true;
+    }
 };
 
 /// The scale of a loss, without which gradients of 16 bits would be too small for their type: the rule of PyTorch's
@@ -153,18 +200,50 @@ struct LossScaler {
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <numeric>
 #include <string_view>
+#include <type_traits>
 
 namespace joinable { inline namespace v0 {
 
-JOINABLE_DEFINITION void ShardGradients::sum_squares(std::span<double> squares) const {
-    if (squares.size() != parameters_) {
+namespace detail {
+
+inline void check_power(std::string_view what, double power) {
+    if (!(power > 0)) {
+        throw ContractViolation{
+            concat(what, " is ", power, "; give a number above 0, or infinity for the maximum")
+        };
+    }
+}
+
+template <class T>
+void clamp_elements(T* first, std::size_t count, IndexOrder const& order, double limit) {
+    using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    auto const nearest = static_cast<T>(static_cast<Wide>(limit));
+    auto const opposite = static_cast<T>(static_cast<Wide>(-limit));
+    for (std::size_t i = 0; i < count; ++i) {
+        T& element = first[order.place_of(i)];
+        auto const number = static_cast<double>(static_cast<Wide>(element));
+        if (number > limit) {
+            element = nearest;
+        } else if (number < -limit) {
+            element = opposite;
+        }
+    }
+}
+
+} // namespace detail
+
+JOINABLE_DEFINITION void ShardGradients::sum_powers(double power, std::span<double> sums) const {
+    detail::check_power("the power of sum_powers", power);
+    if (sums.size() != parameters_) {
         throw ContractViolation{detail::concat(
-            "sum_squares gives a number for each of ",
+            power == 2 ? "sum_squares" : "sum_powers",
+            " gives a number for each of ",
             parameters_,
             " parameters, but was given room for ",
-            squares.size(),
+            sums.size(),
             "; give as many as parameter_count()"
         )};
     }
@@ -175,8 +254,17 @@ JOINABLE_DEFINITION void ShardGradients::sum_squares(std::span<double> squares) 
             "device_memory().use_kernels() what joinable::cuda_kernels() returns"
         )};
     }
+    if (power != 2 && !detail::is_on_host(device_)) {
+        throw ContractViolation{detail::concat(
+            "the powers of gradients on ",
+            detail::to_text(device_.id()),
+            " are summed for norms of type 2 alone, but were asked for with ",
+            power,
+            "; clip by a norm of type 2"
+        )};
+    }
     if (parameters_ != 0) {
-        sums_.sum_squares(pieces_, squares);
+        sums_.sum_powers(power, pieces_, sums);
     }
 }
 
@@ -187,10 +275,53 @@ JOINABLE_DEFINITION void ShardGradients::scale(double factor) const {
     device_.finish(); // later kernels of the engine see it
 }
 
+JOINABLE_DEFINITION void ShardGradients::clamp(double limit) const {
+    if (!(limit >= 0)) {
+        throw ContractViolation{detail::concat(
+            "gradients cannot be clipped to a magnitude of ", limit, "; give 0 or more"
+        )};
+    }
+    if (!detail::is_on_host(device_)) {
+        throw ContractViolation{detail::concat(
+            "gradients are clipped by value in host memory alone, but these are on ",
+            detail::to_text(device_.id()),
+            "; launch a kernel of yours for each view, on the engine's stream"
+        )};
+    }
+    for (ShardGradient const& piece : pieces_) {
+        detail::IndexOrder const order{piece.view.extents(), piece.view.strides()};
+        detail::visit_floating(piece.view.dtype(), [&]<class T>(std::type_identity<T>) {
+            detail::clamp_elements(
+                static_cast<T*>(piece.view.data()), piece.view.numel(), order, limit
+            );
+        });
+    }
+}
+
+JOINABLE_DEFINITION ClipNorm::ClipNorm(double max_norm, ClipNormOptions const& options)
+    : max_norm_{max_norm}, options_{options} {
+    detail::check_power("ClipNorm: norm_type", options.norm_type);
+}
+
 JOINABLE_DEFINITION bool ClipNorm::operator()(ShardGradients const& gradients) {
-    squares_.resize(gradients.parameter_count());
-    gradients.sum_squares(squares_);
-    norm_ = std::sqrt(std::accumulate(squares_.begin(), squares_.end(), 0.0));
+    double const power = options_.norm_type;
+    sums_.resize(gradients.parameter_count());
+    gradients.sum_powers(power, sums_);
+    if (std::isinf(power)) {
+        norm_ = std::accumulate(sums_.begin(), sums_.end(), 0.0, detail::LargerNumber{});
+    } else {
+        double const sum = std::accumulate(sums_.begin(), sums_.end(), 0.0);
+        norm_ = power == 2 ? std::sqrt(sum) : std::pow(sum, 1 / power);
+    }
+    if (options_.error_if_nonfinite && !std::isfinite(norm_)) {
+        throw Error{detail::concat(
+            "the norm of type ",
+            power,
+            " of all gradients is ",
+            norm_,
+            ", so they cannot be clipped; skip such steps, or leave out error_if_nonfinite"
+        )};
+    }
     double const factor = max_norm_ / (norm_ + 1e-6);
     if (!(factor >= 1.0)) { // also for NaN: it spreads to the gradients, as in PyTorch
         gradients.scale(factor);
@@ -4414,10 +4545,29 @@ private:
             host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
         }
     }
+    /// As integers in the order of the numbers: some transports ignore a NaN among floating-point numbers.
+    void max(std::span<double> numbers) override {
+        std::vector<std::int64_t> keys;
+        for (double const number : numbers) {
+            keys.push_back(key_of(std::bit_cast<std::int64_t>(
+                std::isnan(number) ? std::numeric_limits<double>::quiet_NaN() : number
+            )));
+        }
+        host_.all_reduce({keys.data(), keys.size(), DType::i64}, ReduceOp::max).wait();
+        std::transform(keys.begin(), keys.end(), numbers.begin(), [](std::int64_t key) {
+            return std::bit_cast<double>(key_of(key));
+        });
+    }
+    /// Turns the bits of a number into such an integer, and back: those of negative ones fall as the number
+    /// grows.
+    static std::int64_t key_of(std::int64_t bits) noexcept {
+        return bits < 0 ? bits ^ std::numeric_limits<std::int64_t>::max() : bits;
+    }
     /// The numbers travel where the gradients are.
-    void sum_squares(std::span<ShardGradient const> pieces, std::span<double> squares) override {
+    void sum_powers(double power, std::span<ShardGradient const> pieces, std::span<double> sums)
+        override {
         Device& device = device_of(comm_);
-        std::size_t const count = squares.size();
+        std::size_t const count = sums.size();
         Buffer const all{sums_.data(count * sizeof(double)), count, DType::f64};
         auto* const first = static_cast<double*>(all.data);
         device.fill_zero({first, DType::f64, {count}, {1}, device.id()});
@@ -4425,9 +4575,17 @@ private:
         for (ShardGradient const& piece : pieces) {
             own_.push_back({piece.view, first + piece.parameter});
         }
-        device.sum_squares(own_);
+        if (power == 2) {
+            device.sum_squares(own_);
+        } else { // on the host alone
+            for (auto const& [tensor, sum] : own_) {
+                *sum = sum_of_powers(tensor, power);
+            }
+        }
         if (sharding_ == Sharding::none) { // the same sums on each rank
             complete(comm_.broadcast(all, 0));
+        } else if (std::isinf(power)) { // bits of magnitudes have their order, see max()
+            complete(comm_.all_reduce({first, count, DType::i64}, ReduceOp::max));
         } else {
             complete(comm_.all_reduce(all, ReduceOp::sum));
         }
@@ -4435,7 +4593,7 @@ private:
             staged_ = device.allocate_staging(all.bytes());
         }
         host_.download(first, staged_.data(), all.bytes());
-        copy_bytes(reinterpret_cast<std::byte*>(squares.data()), staged_.data(), all.bytes());
+        copy_bytes(reinterpret_cast<std::byte*>(sums.data()), staged_.data(), all.bytes());
     }
 
     Comm& comm_;
@@ -4588,6 +4746,15 @@ void check_group(
         };
     }
     check_parameters(list, device.id());
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        if (list[i].requires_grad() && list[i].is_sparse()) {
+            throw ContractViolation{concat(
+                describe_parameter(list, i),
+                " has sparse gradients, which sharded training does not step; give it dense ones, or step it by an "
+                "optimizer of its own behind a DistributedDataParallel"
+            )};
+        }
+    }
     ParameterList all;
     for (ShardGroup const& group : groups) {
         if (!group.shards_values()) { // else the engine has no memory for them
@@ -6138,7 +6305,11 @@ private:
                 comm,
                 detail::ToOwners<Comm>{},
                 detail::gradients_in_buckets(
-                    std::move(all), buckets_, rank, detail::BufferMemory{comm}
+                    std::move(all),
+                    buckets_,
+                    rank,
+                    static_cast<int>(comm.size()),
+                    detail::BufferMemory{comm}
                 ),
                 buckets_,
                 std::move(times)

@@ -52,7 +52,7 @@ namespace joinable { inline namespace v0 {
 /// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
 /// `Reduction` defines how a bucket travels, see BucketReduction. Rows travel as they are, in no bucket, and are added
-/// in rank order: so many ranks, so many rows in memory. Nothing is allocated after the
+/// in rank order: the memory for them grows to the most rows so far. Nothing is allocated after the
 /// buckets are final, unless gradients that are summed where they lie get other memory. `Times` is notified of each collective of a bucket.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
@@ -62,7 +62,8 @@ public:
     /// Local. Buckets are in arenas of make_arena(). `comm` and the objects that the parameters
     /// refer to must outlive the reducer.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
-    ///         gradient does not fit its value; gradients as bucket views lack set_grad; gradients are rows and `comm` has no all_gather; neither
+    ///         gradient does not fit its value; gradients as bucket views lack set_grad; gradients are rows,
+    ///         and `comm` has no all_gather or the reduction does not deliver; neither
     ///         the device (Device::can_scale()) nor the reduction can scale gradients. Nothing was
     ///         changed.
     Reducer(
@@ -95,14 +96,16 @@ public:
         std::shared_ptr<Times> timeline = std::make_shared<Times>()
     )
         : comm_{comm}, host_{comm}, reduction_{checked(comm, std::move(reduction))},
-          gradients_{std::move(gradients)}, iteration_{*gradients_, options},
-          is_rebuild_due_{detail::rebuilds(options)}, timeline_{std::move(timeline)},
-          words_{&own_words_}, own_words_{comm} {
-        if (auto const* const sparse = gradients_->sparse();
-            sparse != nullptr && !AllGathers<Comm>) {
+          gradients_{std::move(gradients)}, sparse_{gradients_->sparse()},
+          iteration_{*gradients_, options}, is_rebuild_due_{detail::rebuilds(options)},
+          timeline_{std::move(timeline)}, words_{&own_words_}, own_words_{comm} {
+        if (sparse_ != nullptr && !(AllGathers<Comm> && reduction_.delivers)) {
             throw ContractViolation{detail::concat(
-                detail::describe_parameter(parameters(), sparse->parameters().front()),
-                " has sparse gradients, but this communicator has no all_gather; give it one, or give dense gradients"
+                detail::describe_parameter(parameters(), sparse_->parameters().front()),
+                " has sparse gradients, but ",
+                AllGathers<Comm> ? "the reduction delivers no averages"
+                                 : "this communicator has no all_gather; give it one",
+                ", or give dense gradients"
             )};
         }
         order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
@@ -426,8 +429,8 @@ private:
         has_failed_start_ = has_lost_average_ = false;
         launched_ = tested_ = finished_ = 0;
         counts_.reset();
-        if (detail::SparseGradients* const sparse = gradients_->sparse()) {
-            sparse->begin(factor);
+        if (sparse_ != nullptr) {
+            sparse_->begin(factor, !without || !without->is_untouched());
         }
     }
 
@@ -458,7 +461,7 @@ private:
                 turns().note_started(next_bucket_++);
             }
         } while (turns().proceed());
-        if (next_bucket_ == buckets().size()) {
+        if (sparse_ != nullptr && next_bucket_ == buckets().size()) {
             launch_counts();
         }
     }
@@ -466,9 +469,8 @@ private:
     /// Calls f(i) for every gradient of rows that some rank uses.
     template <class F>
     void for_each_sparse(F const& f) {
-        if (detail::SparseGradients const* const sparse = gradients_->sparse();
-            sparse != nullptr && reduction_.delivers) {
-            for (std::size_t const i : sparse->parameters()) {
+        if (sparse_ != nullptr) {
+            for (std::size_t const i : sparse_->parameters()) {
                 if (iteration_.is_used(i)) {
                     f(i);
                 }
@@ -485,17 +487,17 @@ private:
         }
         has_failed_start_ = true; // unless this one returns
         for_each_sparse([&](std::size_t i) { iteration_.take_unused(i); });
-        static_cast<void>(counts_.emplace(gather(comm_, gradients_->sparse()->counts())));
+        static_cast<void>(counts_.emplace(gather(comm_, sparse_->counts())));
         has_failed_start_ = false;
     }
     void gather_rows() {
         if (!counts_) {
             return;
         }
+        has_lost_average_ = true; // unless this one returns
         counts_->wait();
-        detail::SparseGradients& sparse = *gradients_->sparse();
         for_each_sparse([&](std::size_t i) {
-            sparse.for_each_gather(i, [&](detail::SparseGradients::Gather const& rows) {
+            sparse_->for_each_gather(i, [&](detail::SparseGradients::Gather const& rows) {
                 [[maybe_unused]] auto const range =
                     timeline_->bucket(buckets().size(), rows.whole.bytes());
                 gather(comm_, rows).wait();
@@ -503,6 +505,7 @@ private:
             gradients_->deliver(i);
         });
         counts_.reset();
+        has_lost_average_ = false;
     }
 
     void launch_bucket(std::size_t index) {
@@ -654,6 +657,7 @@ private:
     double factor_ = 1; ///< applied by the reduction
     bool contributes_ = false;
     std::unique_ptr<detail::Gradients> gradients_;
+    detail::SparseGradients* sparse_; ///< of these; null: none are rows
     detail::Iteration iteration_;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;

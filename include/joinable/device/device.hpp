@@ -65,7 +65,7 @@ public:
     /// Whether sum_squares() works.
     [[nodiscard]] virtual bool can_sum_squares() const noexcept = 0;
     /// Submits, then adds the squares of each tensor's elements to a number, in double, in the order
-    /// of device/squares.hpp: all devices compute the same bits. No two numbers are the same one.
+    /// of device/combined_terms.hpp: all devices compute the same bits. No two numbers are the same one.
     /// `sums` may change when this returns.
     virtual void sum_squares(std::span<detail::SquareSum const> sums) = 0;
 

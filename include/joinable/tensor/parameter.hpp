@@ -199,7 +199,9 @@ template <class P>
 concept has_other_sparse_grad =
     !has_sparse_grad<P> && (requires { &parameter_traits_of<P>::is_sparse; } || requires {
         &parameter_traits_of<P>::sparse_grad;
-    } || requires { &parameter_traits_of<P>::set_sparse_grad; });
+    } || requires { &parameter_traits_of<P>::set_sparse_grad; } || requires(std::remove_cvref_t<P>& p) {
+        parameter_traits_of<P>::is_sparse(p);
+    } || requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::sparse_grad(p); });
 template <class P>
 concept has_other_is_handle = requires { &parameter_traits_of<P>::is_handle; } && !requires {
     requires std::same_as<decltype(parameter_traits_of<P>::is_handle), bool const>;

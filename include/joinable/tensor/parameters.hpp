@@ -245,7 +245,7 @@ namespace detail {
 /// What a gradient holds: all elements, or those of its rows. Empty if there is none.
 [[nodiscard]] inline AnyView elements_of_gradient(AnyParameter const& parameter) {
     AnyView const dense = parameter.grad();
-    return dense ? dense : parameter.sparse_grad().values;
+    return dense || !parameter.is_sparse() ? dense : parameter.sparse_grad().values;
 }
 
 /// How error texts name a parameter of a list whose indices count from `first`.

@@ -335,6 +335,116 @@ TEST_CASE("indices of 32 bits and rows of a rank that weighs nothing") {
     });
 }
 
+namespace {
+
+/// What an engine keeps that takes the rows that it was given as its own.
+struct ViewedEmbedding {
+    std::vector<float> value = std::vector<float>(vocabulary * width);
+    SparseRows gradient = {};
+    std::vector<std::int64_t> indices = {};
+    std::vector<float> rows = {};
+};
+
+} // namespace
+
+template <>
+struct joinable::parameter_traits<ViewedEmbedding> {
+    static std::optional<StridedView<float>> value(ViewedEmbedding& p) {
+        return StridedView<float>{p.value.data(), {vocabulary, width}, {width, 1}};
+    }
+    static std::optional<StridedView<float>> grad(ViewedEmbedding&) { return std::nullopt; }
+    static bool is_sparse(ViewedEmbedding const&) { return true; }
+    static SparseRows sparse_grad(ViewedEmbedding& p) { return p.gradient; }
+    static void set_sparse_grad(ViewedEmbedding& p, SparseRows const& given) { p.gradient = given; }
+    static void release_grad(ViewedEmbedding& p) { p.gradient = {}; }
+};
+
+TEST_CASE(
+    "rows of the last own round stay on a joined rank that is untouched, and end with the reducer"
+) {
+    run_all_ranks({2, 3, 4}, [](auto& comm) {
+        ViewedEmbedding embedding;
+        std::vector<ViewedEmbedding*> model{&embedding};
+        {
+            Reducer reducer{
+                comm,
+                joinable::parameters(model),
+                joinable::BucketOptions{.joined_gradients = joinable::JoinedGradients::untouched}
+            };
+            std::vector<float> last;
+            for (std::size_t round = 0; round < 4; ++round) {
+                if (comm.rank() == 0 && round > 0) {
+                    reducer.contribute_zeros(0, true);
+                    auto const rows = embedding.gradient.values.template as<float>();
+                    CHECK(std::vector<float>(rows.begin(), rows.end()) == last);
+                    continue;
+                }
+                embedding.indices = {static_cast<std::int64_t>(round), 7};
+                embedding.rows.assign(2 * width, static_cast<float>(round + 1));
+                embedding.gradient = {
+                    {embedding.indices.data(), DType::i64, {2}, {1}},
+                    {embedding.rows.data(), DType::f32, {2, width}, {width, 1}}
+                };
+                reducer.prepare_for_backward(1.0);
+                reducer.mark_ready(0);
+                reducer.finalize_backward();
+                auto const rows = embedding.gradient.values.template as<float>();
+                last.assign(rows.begin(), rows.end());
+                CHECK(last.size() == 2 * width);
+            }
+        }
+        CHECK(!embedding.gradient);
+    });
+}
+
+TEST_CASE("a rank without a pass has no gradient of an embedding of which the others have none") {
+    run_all_ranks({1, 2, 3}, [](auto& comm) {
+        Embedding embedding;
+        std::vector<Embedding*> model{&embedding};
+        Reducer reducer{
+            comm, joinable::parameters(model), joinable::BucketOptions{.find_unused = true}
+        };
+        for (bool const has_rows : {false, true}) {
+            clear(embedding);
+            if (has_rows) {
+                embedding.indices.emplace();
+            }
+            if (comm.rank() == 0) {
+                clear(embedding);
+                reducer.prepare_for_backward(1.0, [](std::size_t) { return true; });
+                reducer.finalize_backward();
+            } else {
+                reducer.contribute_zeros(0, true);
+            }
+            reducer.end_guard();
+            CHECK(!embedding.indices.has_value());
+        }
+    });
+}
+
+TEST_CASE("a gradient of rows that still changes after ready() is named, its indices too") {
+    for (bool const changes_index : {false, true}) {
+        run_ranks({1}, [&](auto& comm) {
+            Embedding embedding;
+            std::vector<Embedding*> model{&embedding};
+            DistributedDataParallel ddp{
+                comm, joinable::parameters(model), DataParallelOptions{.verify_ready = true}
+            };
+            ddp.forward([] {});
+            auto const pass = [&](auto ready) {
+                embedding.indices = {{1, 2}};
+                embedding.rows.assign(2 * width, 1.0F);
+                ready(0);
+                changes_index ? static_cast<void>((*embedding.indices)[0] = 3)
+                              : static_cast<void>(embedding.rows[0] = 4.0F);
+            };
+            CHECK_THROWS_WITH_AS(
+                ddp.backward(pass), doctest::Contains("changed after ready(0)"), ContractViolation
+            );
+        });
+    }
+}
+
 TEST_CASE("a communicator that cannot gather is refused") {
     run_ranks({1, 2}, [](auto& comm) {
         CoreOnly core{comm};
@@ -421,6 +531,21 @@ TEST_CASE("a throw in any gather of any rank ends the guard of all, by its numbe
     }
 }
 
+TEST_CASE("an iteration whose rows were not all gathered is not finished by a second try") {
+    joinable::SelfCommunicator comm;
+    FailingGathers failing{comm};
+    failing.throws_at = 2;
+    Embedding embedding;
+    std::vector<Embedding*> model{&embedding};
+    Reducer reducer{failing, joinable::parameters(model)};
+    add_rows(embedding, 0, 1);
+    reducer.prepare_for_backward(1.0);
+    reducer.mark_ready(0);
+    CHECK_THROWS_WITH_AS(reducer.finalize_backward(), "no memory", std::runtime_error);
+    CHECK_THROWS_AS(reducer.finalize_backward(), ContractViolation);
+    CHECK(failing.calls == 2);
+}
+
 TEST_CASE("sharded training refuses gradients of rows by name") {
     run_ranks({1, 2}, [](auto& comm) {
         Embedding embedding;
@@ -502,7 +627,14 @@ TEST_CASE("a gradient of rows of a parameter that was dense is refused") {
     joinable::SelfCommunicator comm;
     std::vector<Embedding*> model{&dense};
     Reducer reducer{comm, joinable::parameters(model)};
-    dense.indices.emplace();
+    dense.indices.emplace(); // zero rows are none
+    reducer.prepare_for_backward(1.0);
+    reducer.mark_ready(0);
+    clear(dense);
+    reducer.finalize_backward();
+    dense.dense.clear();
+    dense.indices = {{1}};
+    dense.rows = {1, 2, 3};
     reducer.prepare_for_backward(1.0);
     CHECK_THROWS_WITH_AS(
         reducer.mark_ready(0),

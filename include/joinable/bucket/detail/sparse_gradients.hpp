@@ -41,8 +41,14 @@ public:
 
     // -- this rank's rows --------------------------------------------------------------------------
 
-    /// Begins an iteration in which this rank's rows are multiplied by `factor`.
-    void begin(double factor) noexcept { factor_ = factor; }
+    /// Begins an iteration in which this rank's rows are multiplied by `factor`. If it does not receive the sums, they
+    /// stay what they were, because the engine may hold them.
+    void begin(double factor, bool receives) noexcept {
+        factor_ = factor;
+        receives_ = receives;
+    }
+    /// @throws ContractViolation  gradient `i` is not rows.
+    void require_no_dense(std::size_t i) const;
     /// Takes the rows of gradient `i`, times the factor, each once.
     /// @throws ContractViolation  an index is out of range, or indices or values do not fit the parameter.
     void pack(std::size_t i);
@@ -66,7 +72,9 @@ public:
         if (std::size_t const rows = begin_gathering(i); rows != 0) {
             f(indices_of(i));
             f(values_of(i));
-            add_up(i);
+            if (receives_) {
+                add_up(i);
+            }
         }
     }
 
@@ -98,6 +106,7 @@ private:
     [[nodiscard]] std::string describe(std::size_t i) const;
     void require_fit(std::size_t i, SparseRows const& rows) const;
     [[nodiscard]] static SparseRows rows_of(Sparse& sparse, RowList& rows);
+    [[nodiscard]] static AnyView row_of(Sparse const& sparse, std::byte* data);
 
     /// Returns the rows of all ranks.
     std::size_t begin_gathering(std::size_t i);
@@ -111,6 +120,7 @@ private:
     ParameterList parameters_;
     int rank_;
     double factor_ = 1;
+    bool receives_ = true;
     std::vector<std::size_t> listed_;
     std::vector<std::size_t> position_; ///< per parameter, in the lists that follow
     std::vector<Sparse> sparse_;
@@ -120,7 +130,6 @@ private:
     RowList raw_;
     std::vector<std::size_t> rank_counts_;
     std::vector<std::size_t> order_;
-    std::vector<std::byte> zeros_;
 };
 
 }}} // namespace joinable::v0::detail

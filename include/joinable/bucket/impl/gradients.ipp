@@ -50,7 +50,10 @@ public:
                     "false, or make it a buffer"
                 )};
             }
-            if (AnyView const gradient = parameters_[i].grad()) {
+            if (sparse_.has(i)) {
+                check_value(parameters_, i, memory.id());
+                sparse_.require_no_dense(i);
+            } else if (AnyView const gradient = parameters_[i].grad()) {
                 require_fit(i, gradient);
             }
             if (are_views_ && !sparse_.has(i) && !parameters_[i].can_set_grad()) {
@@ -156,7 +159,7 @@ public:
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
             require_fit(i, gradient);
-        } else if (parameters_[i].sparse_grad()) {
+        } else if (parameters_[i].sparse_grad().values.numel() != 0) {
             throw ContractViolation{concat(
                 describe(i),
                 " has a sparse gradient, but its gradients were dense when the model was made; let is_sparse "
@@ -207,8 +210,12 @@ public:
     void follow_others(std::size_t i, OtherGradient other) override {
         is_of_others_[i] = has_joined_;
         if (sparse_.has(i)) {
-            bool const drops = other == OtherGradient::none && parameters_[i].can_release_grad();
-            drops ? parameters_[i].release_grad() : sparse_.clear(i);
+            bool const is_there = has(i);
+            if (is_there && other == OtherGradient::none && parameters_[i].can_release_grad()) {
+                parameters_[i].release_grad();
+            } else if (is_there || other == OtherGradient::zeros) {
+                sparse_.clear(i);
+            }
             return;
         }
         follow_other(parameters_[i], other, device(), [&] {
@@ -227,7 +234,11 @@ public:
     void end_guard() override {
         for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
             if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
-                sparse_.has(i) ? sparse_.clear(i) : clear_gradient(parameters_[i], device());
+                if (!sparse_.has(i)) {
+                    clear_gradient(parameters_[i], device());
+                } else if (has(i)) {
+                    sparse_.clear(i);
+                }
             }
             is_of_others_[i] = false;
         }

@@ -10,8 +10,6 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/device/copy.hpp>
 #include <joinable/error.hpp>
-#include <joinable/reduction/reduce.hpp>
-#include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -74,7 +72,7 @@ JOINABLE_DEFINITION void SparseGradients::require_fit(std::size_t i, SparseRows 
     }
 }
 
-JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
+JOINABLE_DEFINITION void SparseGradients::require_no_dense(std::size_t i) const {
     if (parameters_[i].grad()) {
         throw ContractViolation{concat(
             describe(i),
@@ -82,9 +80,13 @@ JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
             "is_sparse return false"
         )};
     }
+}
+
+JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
+    require_no_dense(i);
     Sparse& sparse = at(i);
     SparseRows const rows = parameters_[i].sparse_grad();
-    if (!rows) {
+    if (!rows && !rows.indices) {
         zero(i);
         return;
     }
@@ -137,7 +139,9 @@ JOINABLE_DEFINITION std::size_t SparseGradients::begin_gathering(std::size_t i) 
     std::size_t const rows =
         std::accumulate(rank_counts_.begin(), rank_counts_.end(), std::size_t{0});
     raw_.resize(rows, at(i).row_bytes());
-    at(i).sum.resize(0, 0);
+    if (receives_) {
+        at(i).sum.resize(0, 0);
+    }
     return rows;
 }
 
@@ -166,6 +170,10 @@ JOINABLE_DEFINITION void SparseGradients::add_up(std::size_t i) {
     coalesce(at(i), raw_, at(i).sum);
 }
 
+JOINABLE_DEFINITION AnyView SparseGradients::row_of(Sparse const& sparse, std::byte* data) {
+    return {data, sparse.dtype, {sparse.row()}, {1}};
+}
+
 JOINABLE_DEFINITION void
 SparseGradients::coalesce(Sparse const& sparse, RowList const& from, RowList& to) {
     order_.resize(from.indices.size());
@@ -175,28 +183,19 @@ SparseGradients::coalesce(Sparse const& sparse, RowList const& from, RowList& to
     });
     std::size_t const bytes = sparse.row_bytes();
     to.resize(order_.size(), bytes); // at most
-    zeros_.resize(bytes);
     std::size_t rows = 0;
     for (std::size_t first = 0; first < order_.size();) {
         std::size_t last = first + 1;
         while (last < order_.size() && from.indices[order_[last]] == from.indices[order_[first]]) {
             ++last;
         }
-        // A sum of dense gradients adds to zeros, which makes -0 a 0.
-        auto const input = [&](std::size_t k) {
-            // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): inputs are not written
-            return k == 0
-                       ? zeros_.data()
-                       : const_cast<std::byte*>(from.values.data() + order_[first + k - 1] * bytes);
-        };
-        auto const output = [&](std::size_t) { return to.values.data() + rows * bytes; };
-        reduce_to(
-            sparse.dtype,
-            ReduceOp::sum,
-            Places{1 + last - first, input},
-            Places{1, output},
-            sparse.row()
-        );
+        AnyView const sum = row_of(sparse, to.values.data() + rows * bytes);
+        fill_zero(sum); // as a dense gradient begins, so -0 becomes 0
+        for (std::size_t k = first; k < last; ++k) {
+            // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it is not written
+            add(row_of(sparse, const_cast<std::byte*>(from.values.data()) + order_[k] * bytes),
+                sum);
+        }
         to.indices[rows++] = from.indices[order_[first]];
         first = last;
     }
@@ -218,7 +217,7 @@ JOINABLE_DEFINITION void SparseGradients::deliver(std::size_t i) {
 
 JOINABLE_DEFINITION bool SparseGradients::is_resident(std::size_t i) {
     AnyView const values = parameters_[i].sparse_grad().values;
-    return values && values.data() == at(i).sum.values.data();
+    return values.numel() != 0 && values.data() == at(i).sum.values.data();
 }
 
 JOINABLE_DEFINITION void SparseGradients::clear(std::size_t i) {

@@ -45,11 +45,14 @@ JOINABLE_DEFINITION void ReadyCheck::require_unchanged() {
 }
 
 JOINABLE_DEFINITION std::uint64_t ReadyCheck::hash_of(std::size_t i) {
-    AnyView const gradient = i < parameters_.size() ? parameters_[i].grad() : AnyView{};
+    AnyView const gradient =
+        i < parameters_.size() ? elements_of_gradient(parameters_[i]) : AnyView{};
     if (!gradient || !has_memory(gradient)) {
         return no_gradient; // the reducer reports it where there has to be one
     }
-    return elements_.hash(gradient);
+    std::uint64_t const elements = elements_.hash(gradient);
+    AnyView const indices = parameters_[i].sparse_grad().indices;
+    return indices ? elements ^ elements_.hash(indices) : elements;
 }
 
 }}} // namespace joinable::v0::detail

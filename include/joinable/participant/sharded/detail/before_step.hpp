@@ -23,6 +23,7 @@
 #include <joinable/error.hpp>
 #include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/partition.hpp>
+#include <joinable/optimizer/powers.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/state_arrays.hpp>
 #include <joinable/participant/sharded/detail/group.hpp>

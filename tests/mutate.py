@@ -2224,6 +2224,14 @@ MUTATIONS = [
     ),
     # -- how a bucket travels ---------------------------------------------------------------------
     Mutation(
+        "residuals-are-spent-before-a-round-has-ended", "bucket/compression/detail/feedback.hpp",
+        "T const* const residual = this->residual<T>(run.parts[k].parameter);",
+        "T* const residual = this->residual<T>(run.parts[k].parameter);\n"
+        "        struct Spent { T* at; std::size_t n; ~Spent() { std::fill_n(at, n, T{0}); } }"
+        " spent{residual, run.parts[k].count};",
+        "bucket/compression_faults.test.cpp", "an exception at any collective*",
+    ),
+    Mutation(
         "powersgd-keeps-nothing", "bucket/compression/power_sgd.hpp",
         "inputs[i * mine.size.columns + j] -= product[j];", "inputs[i * mine.size.columns + j] = 0 * product[j];",
         "bucket/compression.test.cpp", "*what ranks keep*",

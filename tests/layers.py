@@ -63,7 +63,7 @@ ROOMS = {
     "participant": f"base tensor hook device communicator {MEMORY} agreement bucket join",
     "participant/captured": "base tensor communicator/nccl agreement bucket join participant",
     "participant/sharded": "base tensor device communicator agreement optimizer bucket join participant",
-    "checkpoint": "base tensor hook device communicator agreement optimizer join participant/sharded",
+    "checkpoint": "base tensor reduction hook device communicator agreement optimizer bucket join participant participant/sharded",
     "trace": "base hook communicator agreement bucket join",
     "data": "base communicator",
     "interop": "base tensor bucket join participant data",

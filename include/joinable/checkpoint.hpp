@@ -2,7 +2,7 @@
 #pragma once
 
 /// @file
-/// Checkpoints of sharded trainings in the safetensors layout. Needs nlohmann_json. Includes
+/// Checkpoints of trainings in the safetensors layout. Needs nlohmann_json. Includes
 /// <joinable/zero.hpp>.
 
 #include <joinable/checkpoint/checkpoint.hpp>

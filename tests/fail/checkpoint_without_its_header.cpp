@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: Checkpoint: include <joinable/checkpoint.hpp>, and give a sharded optimizer, a file and options, as in Checkpoint save{zero, file, {.every = 100}}
+// EXPECT: Checkpoint: include <joinable/checkpoint.hpp>, and give a sharded optimizer, or participants(ddp) or participants(ddp, zero), a file and options, as in Checkpoint save{zero, file, {.every = 100}}
 #include <joinable/zero.hpp>
 
 #include <vector>

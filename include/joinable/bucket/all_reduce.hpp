@@ -3,7 +3,9 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/communicator/capabilities.hpp>
@@ -68,6 +70,28 @@ struct BucketRun {
     }
 };
 
+/// Where a reduction keeps a tensor of a parameter, in host memory.
+struct ReductionTensor {
+    std::string_view name; ///< such as "residual"
+    std::size_t parameter; ///< its index in the ParameterList
+    std::byte* data;
+    DType dtype; ///< of a tensor of each rank: f32 or f64
+    Shape extents;
+    Shape strides; ///< dense
+    bool is_same =
+        false; ///< on all ranks; else each rank has its own, and those of two ranks may be added
+};
+/// A number that changes as a reduction works, the same on all ranks. `label` is the one that agree_on() has for it.
+struct ReductionCount {
+    std::string_view label;
+    std::uint64_t* value;
+};
+/// What a reduction carries from one round to the next, for a Checkpoint.
+struct ReductionState {
+    std::vector<ReductionTensor> tensors;
+    std::vector<ReductionCount> counts;
+};
+
 namespace detail {
 
 template <class R>
@@ -108,6 +132,13 @@ concept advances_runs =
             reduction.advance(comm, run, step)
         } -> std::same_as<decltype(reduction.start(comm, run, 1.0, true))>;
     };
+
+/// Whether a reduction has something that a checkpoint keeps.
+template <class R>
+concept saves_state = requires(R& reduction, ReductionState& state) {
+    reduction.save(state);
+    reduction.load(state);
+} || requires { &R::save; }; // of another signature: the call says so
 
 /// The settings of a reduction, which ranks compare.
 template <class R>
@@ -152,6 +183,9 @@ void agree_on_reduction(AgreementList& list, R const& reduction) {
 /// |                                     | anew: the place to allocate. State is kept by parameter          |
 /// | `reduction.end_iteration()`         | on every rank, once its averages are where they belong           |
 /// | `reduction.agree_on(list)`          | lists settings, which ranks compare with those of others         |
+/// | `reduction.save(state)`             | local, between rounds: adds to a ReductionState where its state  |
+/// |                                     | lies, which a Checkpoint writes, or reads and then calls load()  |
+/// | `reduction.load(state)`             | local: what save() listed has the contents of a file             |
 /// Not checkable, but required: start() issues the same collectives on every rank, whether the rank
 /// contributes or not. The reducer owns the reduction. Models: AllReduce, those of <joinable/compression.hpp>, and inside
 /// ShardedDataParallel a sum to owners.

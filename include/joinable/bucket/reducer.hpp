@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -148,6 +149,30 @@ public:
 
     /// Whether buckets are still to be cut anew. Local.
     [[nodiscard]] bool is_rebuild_due() const noexcept { return is_rebuild_due_; }
+
+    /// The order by which the buckets were cut anew; empty if they were not. Local.
+    [[nodiscard]] std::span<std::uint64_t const> order() const noexcept {
+        return std::span{order_message_}.subspan(
+            is_rebuild_due_ || order_message_.empty() ? order_message_.size() : 1
+        );
+    }
+    /// Whether `order` is one of the trained parameters.
+    [[nodiscard]] bool is_order(std::span<std::uint64_t const> order) const {
+        std::vector<std::uint64_t> given{order.begin(), order.end()};
+        std::vector<std::uint64_t> own{gradients_->trained().begin(), gradients_->trained().end()};
+        std::sort(given.begin(), given.end());
+        std::sort(own.begin(), own.end());
+        return given == own;
+    }
+    /// Cuts the buckets as the reducer of another training did, from which a checkpoint has order(). If buckets are
+    /// never cut anew, it does nothing. The same on all ranks, between iterations. Local.
+    void take_order(std::span<std::uint64_t const> order) {
+        iteration_.require_closed();
+        if (order.size() + 1 == order_message_.size()) {
+            std::copy(order.begin(), order.end(), order_message_.begin() + 1);
+            cut_anew();
+        }
+    }
 
     /// Whether the last iteration copied gradients that BucketOptions::gradient_as_bucket_view would make views of the
     /// buckets. Local.
@@ -631,11 +656,14 @@ private:
         Buffer const message{order_message_.data(), order_message_.size(), DType::u64};
         host_.broadcast(message, order_source_).wait();
         if (order_message_[0] != 0) {
-            gradients_->rebuild({order_message_.begin() + 1, order_message_.end()});
-            iteration_.set_ordered();
-            fit_to_buckets();
-            is_rebuild_due_ = false;
+            cut_anew();
         }
+    }
+    void cut_anew() {
+        gradients_->rebuild({order_message_.begin() + 1, order_message_.end()});
+        iteration_.set_ordered();
+        fit_to_buckets();
+        is_rebuild_due_ = false;
     }
 
     void fit_to_buckets() {

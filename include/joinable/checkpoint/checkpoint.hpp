@@ -6,13 +6,16 @@
 #endif
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -36,8 +39,15 @@
 #include <joinable/hook/keywords.hpp>
 #include <joinable/hook/ordering.hpp>
 #include <joinable/join/joinable.hpp>
+#include <joinable/join/participants.hpp>
 #include <joinable/optimizer/update_rule.hpp>
+#include <joinable/participant/needs_header.hpp>
+#include <joinable/participant/saved_model.hpp>
 #include <joinable/participant/sharded/optimizer.hpp>
+#include <joinable/reduction/reduce.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/parameters.hpp>
+#include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -46,9 +56,75 @@ struct CheckpointOptions {
     std::size_t every = 1; ///< a file is written in every `every`-th round that syncs
 };
 
-/// Saves the training of a ZeroRedundancyOptimizer or a ShardedDataParallel in one file: values,
-/// state, settings of the rules and step counts. Each rank writes what it owns. Any number of ranks
-/// can read it, with either partition.
+namespace detail {
+
+/// The rule of a training whose optimizer the checkpoint does not have.
+struct NoRule {
+    static std::span<std::string_view const> state_names() noexcept { return {}; }
+};
+
+/// Stands for a sharded optimizer where a model is saved alone: all values are as if they were frozen.
+template <class Comm>
+class NoOptimizer {
+public:
+    NoOptimizer(Comm& comm, JoinState& state, ParameterList parameters)
+        : comm_{comm}, state_{state}, groups_(1) {
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            groups_[0].frozen.push_back(i);
+        }
+        groups_[0].steps.resize(parameters.size());
+        groups_[0].parameters = std::move(parameters);
+    }
+
+    [[nodiscard]] std::vector<ShardGroup> const& groups() const noexcept { return groups_; }
+    [[nodiscard]] std::vector<NoRule> const& rules() const noexcept { return rules_; }
+    static void resume(std::vector<NoRule> const&, std::span<std::uint64_t const>) noexcept {}
+    static void take_settings(Round const&) noexcept {}
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+private:
+    Comm& comm_;
+    JoinState& state_;
+    std::vector<ShardGroup> groups_;
+    std::vector<NoRule> rules_{1};
+};
+template <class Comm, class Rule>
+using OptimizerIn = std::
+    conditional_t<std::is_same_v<Rule, NoRule>, NoOptimizer<Comm>, ShardedOptimizer<Comm, Rule>&>;
+
+template <class J>
+concept saves_model = requires(J& joinable) {
+    { joinable.saved() } -> std::same_as<SavedModel>;
+};
+template <class Comm, class Rule>
+std::type_identity<Rule> rule_in(ShardedOptimizer<Comm, Rule> const&);
+template <class J>
+concept has_rule = requires(J& joinable) { detail::rule_in(joinable); };
+
+/// Which of the participants are the model and the optimizer of a checkpoint.
+template <class... Js>
+struct Saved {
+    using Model = void;
+    using Rule = NoRule;
+};
+template <class J, class... Js>
+struct Saved<J, Js...> : Saved<Js...> {};
+template <has_rule J, class... Js>
+struct Saved<J, Js...> : Saved<Js...> {
+    using Optimizer = J;
+    using Rule = typename decltype(detail::rule_in(std::declval<J&>()))::type;
+};
+template <saves_model J, class... Js>
+struct Saved<J, Js...> : Saved<Js...> {
+    using Model = J;
+};
+
+} // namespace detail
+
+/// Saves a training in one file: values and state of a ZeroRedundancyOptimizer or a ShardedDataParallel, settings of
+/// the rules and step counts, and of a DistributedDataParallel its buffers, attached state, and what its reduction keeps
+/// (<joinable/compression.hpp>). Each rank writes what it owns. Any number of ranks can read it, with either partition.
 ///
 /// @code
 /// joinable::Checkpoint save{zero, "model.safetensors", {.every = 100}};
@@ -66,17 +142,29 @@ struct CheckpointOptions {
 ///
 /// The layout is safetensors: Python's `safetensors.torch.load_file` reads it. A parameter is
 /// stored under its name, or its index if it has none; its state under "NAME/exp_avg", its master
-/// under "NAME/master". The settings of a rule are stored as texts under the labels of its
+/// under "NAME/master". What each rank has to itself has the rank's number behind its name: "buffers/0/2" is the first
+/// buffer of rank 2, and "NAME/residual/2" what the reduction has left out of its gradients. If another number of ranks W
+/// reads them, rank r gets the buffers of rank r mod (ranks of the file), and the residuals of rank r are added to those
+/// of rank r mod W. What is the same on all ranks is there once: attached state as "state/0", and "NAME/warm_start".
+/// A reduction with such state must be in the file, with the settings that it has here. The settings of a rule are stored as texts under the labels of its
 /// agree_on(), which it needs; what that leaves out is not in the file. All ranks must see one file system. The new file is written beside the old
 /// one as "FILE.part" and replaces it when it is complete and on the disk, so killing the training
 /// at any time leaves a complete file. Memory of a device goes through the host's,
 /// one tensor at a time, while the host waits. Only one training may write a file at a time. The caller
-/// saves ZeroOptions::shared, buffers and the position in the inputs.
-template <class Comm, class Rule>
+/// saves ZeroOptions::shared, buffers of a ShardedDataParallel, and the position in the inputs.
+template <class Comm, class Rule, class Model>
 class Checkpoint {
+    static constexpr bool has_model = !std::is_void_v<Model>;
+    static constexpr bool has_optimizer = !std::is_same_v<Rule, detail::NoRule>;
+
     static_assert(models_communicator<Comm>());
     static_assert(
-        UpdateRule<Rule>,
+        has_model || has_optimizer,
+        "Checkpoint: give it the sharded optimizer, or participants(...) of a DistributedDataParallel, a sharded "
+        "optimizer, or both"
+    );
+    static_assert(
+        UpdateRule<Rule> || !has_optimizer,
         "Checkpoint: an engine's optimizer keeps its state itself; save and load it on the owner of each "
         "parameter, which owner_of() names"
     );
@@ -94,14 +182,18 @@ public:
         std::filesystem::path const& file,
         CheckpointOptions options = {}
     )
-        : zero_{zero}, file_{file.string()},
-          folder_{file.has_parent_path() ? file.parent_path().string() : "."}, options_{options} {
-        if (options.every == 0) {
-            throw ContractViolation{
-                "CheckpointOptions::every is 0, but a file is written every 1 or more rounds"
-            };
-        }
-    }
+        : Checkpoint{zero, nullptr, file, options} {}
+
+    /// A DistributedDataParallel, a sharded optimizer, or one of each, of one communicator. With both, the optimizer
+    /// has all parameters of the model, and the file the optimizer's values. A model alone may be stepped by anything:
+    /// attach_state() says what of that is to be in the file. In a guard a rank that trains on writes values and attached
+    /// state, outside of one rank 0. The state of a reduction is in host memory. All must outlive it. Local.
+    /// @throws ContractViolation  `every` is 0, or there are two communicators.
+    template <class... Js>
+    Checkpoint(
+        Participants<Js...> saved, std::filesystem::path const& file, CheckpointOptions options = {}
+    )
+        : Checkpoint{optimizer_of(saved), model_of(saved), file, options} {}
 
     /// Collective, outside a guard. Writes the file now. Each rank brings 64 MiB at a time to the
     /// disk, and the deadline must cover that, for all ranks that write to one disk together. On the
@@ -110,19 +202,19 @@ public:
     /// stays, with one exception: "cannot sync" the folder means that the new file, which is
     /// complete, has replaced it, but a power loss may bring the old one back.
     /// @throws CommunicationError  a rank cannot write.
-    /// @throws ContractViolation  in a guard, two parameters have one name, or a rule keeps another
-    ///         number of states than when its group was added.
+    /// @throws ContractViolation  in a guard, two parameters have one name, a rule keeps another
+    ///         number of states than when its group was added, or the optimizer lacks a parameter of the model.
     /// @throws Mismatch  settings or rounds() differ between ranks, as after a guard that failed: set
     ///         the settings on all ranks.
     /// @throws what the communicator throws.
     void write() {
         require_outside("write()");
-        write_file();
+        write_file(0);
     }
 
     /// Collective, outside a guard. Reads the file: values, state, settings and rounds(). On the
     /// first two errors all ranks throw as in write().
-    /// @throws ContractViolation  in a guard, the file is not a complete checkpoint of this model and rule: the text
+    /// @throws ContractViolation  in a guard, the file is not a complete checkpoint of this model, rule and reduction: the text
     ///         names the first tensor that differs; or the elements of a value come in another order than when it was
     ///         given. Nothing was changed.
     /// @throws CommunicationError  a rank cannot read; what was read so far is kept.
@@ -149,7 +241,7 @@ public:
     /// Runs the same steps on joined ranks.
     class Hook {
     public:
-        using runs_after = labels_of<labels::shards, labels::gradients>;
+        using runs_after = labels_of<labels::shards, labels::gradients, labels::step>;
 
         explicit Hook(Checkpoint& checkpoint) noexcept : checkpoint_{checkpoint} {}
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
@@ -172,9 +264,84 @@ public:
     }
 
 private:
+    using Optimizer = detail::OptimizerIn<Comm, Rule>;
+
+    template <class Given>
+    Checkpoint(
+        Given&& zero, Model* model, std::filesystem::path const& file, CheckpointOptions options
+    )
+        : zero_(std::forward<Given>(zero)), model_{model}, file_{file.string()},
+          folder_{file.has_parent_path() ? file.parent_path().string() : "."}, options_{options} {
+        if (options.every == 0) {
+            throw ContractViolation{
+                "CheckpointOptions::every is 0, but a file is written every 1 or more rounds"
+            };
+        }
+        if constexpr (has_model) {
+            if (detail::identity_of(model->join_communicator()) !=
+                detail::identity_of(zero_.join_communicator())) {
+                throw ContractViolation{
+                    "Checkpoint: the model and the optimizer have two communicators; make both with one"
+                };
+            }
+        }
+    }
+    template <class... Js>
+    static Model* model_of(Participants<Js...> const& saved) {
+        static_assert(
+            sizeof...(Js) == std::size_t{has_model} + std::size_t{has_optimizer},
+            "Checkpoint: participants(...) are a DistributedDataParallel, a sharded optimizer, or one of each; the "
+            "others of a guard have nothing to save"
+        );
+        if constexpr (has_model) {
+            return &std::get<Model&>(saved.joinables);
+        } else {
+            return nullptr;
+        }
+    }
+    template <class... Js>
+    static Optimizer optimizer_of(Participants<Js...> const& saved) {
+        if constexpr (has_optimizer) {
+            return std::get<typename detail::Saved<Js...>::Optimizer&>(saved.joinables);
+        } else {
+            auto& model = *model_of(saved);
+            return {model.join_communicator(), model.join_state(), model.saved().parameters};
+        }
+    }
+    /// All that the model has besides values, which the optimizer has.
+    /// @throws ContractViolation  the optimizer lacks a parameter of the model.
+    [[nodiscard]] SavedModel saved_model() {
+        if constexpr (has_model) {
+            SavedModel saved = model_->saved();
+            std::set<void const*> values;
+            for (detail::ShardGroup const& group : zero_.groups()) {
+                for (AnyParameter const& parameter : group.parameters) {
+                    static_cast<void>(values.insert(parameter.value().data()));
+                }
+            }
+            for (std::size_t i = 0; i < saved.parameters.size(); ++i) {
+                AnyView const value = saved.parameters[i].value();
+                if (value.numel() != 0 && !values.contains(value.data())) {
+                    throw ContractViolation{detail::concat(
+                        "Checkpoint: the optimizer has no ",
+                        detail::describe_parameter(saved.parameters, i),
+                        " of the model, so the file would lack it; give the optimizer all parameters"
+                    )};
+                }
+            }
+            return saved;
+        } else {
+            return {};
+        }
+    }
+
     void require_outside(std::string_view verb) {
-        if (detail::session_of(state_) != nullptr ||
-            detail::session_of(zero_.join_state()) != nullptr) {
+        bool is_inside = detail::session_of(state_) != nullptr ||
+                         detail::session_of(zero_.join_state()) != nullptr;
+        if constexpr (has_model) {
+            is_inside = is_inside || detail::session_of(model_->join_state()) != nullptr;
+        }
+        if (is_inside) {
             throw ContractViolation{detail::concat(
                 "Checkpoint::",
                 verb,
@@ -188,17 +355,19 @@ private:
         ++rounds_;
         if (rounds_ % options_.every == 0) {
             zero_.take_settings(round); // the loop may have set those of the next step
-            write_file();
+            write_file(round.buffer_source());
         }
     }
 
     template <class Rules>
-    [[nodiscard]] detail::ModelLayout layout_by(std::string const& name, Rules const& rules) const {
+    [[nodiscard]] detail::ModelLayout layout_by(
+        std::string const& name, Rules const& rules, SavedModel const& model, std::size_t writers
+    ) const {
         std::vector<detail::ModelLayout::Names> names;
         for (Rule const& rule : rules) {
             names.emplace_back(rule.state_names());
         }
-        return {name, zero_.groups(), names};
+        return {name, zero_.groups(), names, detail::kept_tensors(model), writers};
     }
 
     /// On a device the host first waits for collectives in flight, which have a deadline; streams
@@ -211,10 +380,13 @@ private:
         }
     }
 
-    void write_file() {
+    /// `source` writes what is the same on all ranks that have not joined.
+    void write_file(int source) {
         detail::ControlOver<Comm&> control{join_communicator()};
         bool const is_root = control.rank() == 0;
+        bool const is_source = control.rank() == (has_optimizer ? 0 : source);
         std::optional<detail::ModelLayout> layout;
+        SavedModel model;
         std::vector<detail::TensorPart> parts;
         std::vector<std::uint64_t> words; // steps of each parameter, hash of each tensor
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
@@ -223,11 +395,16 @@ private:
             list.add("rounds", rounds_);
             wait_for_work();
             detail::check_before_save(zero_.groups(), zero_.rules());
-            layout.emplace(layout_by(file_, zero_.rules()));
+            model = saved_model();
+            auto const rank = static_cast<std::size_t>(control.rank());
+            auto const ranks = static_cast<std::size_t>(control.size());
+            layout.emplace(layout_by(file_, zero_.rules(), model, ranks));
             layout->place();
             parts = layout->own_state();
-            for (detail::TensorPart const& part : layout->own_values(is_root)) {
-                parts.push_back(part);
+            for (auto const& more :
+                 {layout->own_values(is_source), layout->own_kept(rank, control.rank() == source)
+                 }) {
+                parts.insert(parts.end(), more.begin(), more.end());
             }
             words = layout->own_steps();
             std::size_t const parameters = words.size();
@@ -246,7 +423,7 @@ private:
         std::string header;
         std::optional<detail::TemporaryFile> made; // on rank 0
         detail::on_all_ranks(control, [&](AgreementList& list) {
-            header = header_of(*layout, words, control.size());
+            header = header_of(*layout, words, control.size(), model);
             list.add("bytes of the header of the checkpoint", header.size());
             if (is_root) {
                 static_cast<void>(made.emplace(temporary));
@@ -278,7 +455,10 @@ private:
     }
 
     [[nodiscard]] std::string header_of(
-        detail::ModelLayout const& layout, std::span<std::uint64_t const> words, int world_size
+        detail::ModelLayout const& layout,
+        std::span<std::uint64_t const> words,
+        int world_size,
+        SavedModel const& model
     ) const {
         detail::TrainingState state;
         state.rounds = rounds_;
@@ -288,6 +468,8 @@ private:
         for (Rule const& rule : zero_.rules()) {
             state.rules.push_back(detail::stored_settings(rule));
         }
+        state.reduction = detail::settings_of_reduction(model.settings);
+        state.order = model.order;
         std::size_t const parameters = words.size() - layout.tensors().size();
         state.steps.assign(words.begin(), words.begin() + std::ptrdiff_t(parameters));
         for (std::size_t k = 0; k < layout.tensors().size(); ++k) {
@@ -302,6 +484,8 @@ private:
         std::optional<detail::ModelLayout> layout;
         detail::TrainingState state;
         std::vector<Rule> rules;
+        SavedModel model;
+        std::vector<std::uint64_t> counts; // of the reduction
         std::uint64_t first = 0;
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         detail::on_all_ranks(control, [&](AgreementList& list) {
@@ -317,7 +501,9 @@ private:
                 detail::HeaderParser{name, file->bytes() - first}.parse(text);
             state = detail::MetadataReader{name, header.metadata}.state();
             rules = rules_of(name, state);
-            layout.emplace(layout_by(name, rules));
+            model = saved_model();
+            counts = counts_of(name, state, model);
+            layout.emplace(layout_by(name, rules, model, state.world_size));
             layout->place_as(name, header);
             check(name, state, *layout);
         });
@@ -335,9 +521,85 @@ private:
                     data.read(tensor, here);
                 });
             }
+            layout->for_each_kept(
+                static_cast<std::size_t>(control.rank()),
+                static_cast<std::size_t>(control.size()),
+                [&](AnyView const& to, std::span<detail::TensorPart const> from) {
+                    read_sum(*layout, to, from, on_host, data);
+                }
+            );
+            if constexpr (has_model) {
+                for (std::size_t k = 0; k < counts.size(); ++k) {
+                    *model.reduction.counts[k].value = counts[k];
+                }
+                model_->resume(state.order);
+            }
             detail::device_of(join_communicator()).finish(); // the engine's stream sees the values
         });
         rounds_ = state.rounds;
+    }
+
+    /// Reads the sum of tensors of a file, in rank order. Sums of several, or of none, are in host memory and dense.
+    void read_sum(
+        detail::ModelLayout const& layout,
+        AnyView const& to,
+        std::span<detail::TensorPart const> parts,
+        detail::PartsOnHost& on_host,
+        detail::FileData& data
+    ) {
+        std::size_t const bytes = to.numel() * size_of(to.dtype());
+        auto* const sum = static_cast<std::byte*>(to.data());
+        if (parts.empty()) {
+            std::fill_n(sum, bytes, std::byte{0});
+            return;
+        }
+        auto const tensor_of = [&](detail::TensorPart const& part) -> detail::StoredTensor const& {
+            return layout.tensors()[part.tensor];
+        };
+        on_host.write(tensor_of(parts[0]), parts[0], [&](detail::TensorPart const& here) {
+            data.read(tensor_of(parts[0]), here);
+        });
+        std::vector<std::byte> summand(parts.size() > 1 ? bytes : 0);
+        for (std::size_t k = 1; k < parts.size(); ++k) {
+            detail::TensorPart part = parts[k];
+            part.data = summand.data();
+            data.read(tensor_of(part), part);
+            std::byte* const both[] = {sum, summand.data()};
+            detail::reduce_to(
+                to.dtype(),
+                ReduceOp::sum,
+                {2, [&](std::size_t i) { return both[i]; }},
+                {1, [&](std::size_t i) { return both[i]; }},
+                to.numel()
+            );
+        }
+    }
+
+    /// What the file has for the counts of the model's reduction.
+    /// @throws ContractViolation  it is of another reduction, or its buckets are of other parameters.
+    [[nodiscard]] std::vector<std::uint64_t> counts_of(
+        std::string const& name, detail::TrainingState const& state, SavedModel const& model
+    ) const {
+        if (state.world_size == 0) {
+            detail::refuse_file(name, "its world size is 0, but expected is 1 or more");
+        }
+        std::vector<std::uint64_t> counts = detail::counts_of_reduction(
+            name,
+            state.reduction,
+            detail::settings_of_reduction(model.settings),
+            model.reduction.counts
+        );
+        if constexpr (has_model) {
+            if (!state.order.empty() && !model_->is_order(state.order)) {
+                detail::refuse_file(
+                    name,
+                    "it is of another model: its buckets have parameters ",
+                    state.order,
+                    ", which are not those that the model trains"
+                );
+            }
+        }
+        return counts;
     }
 
     [[nodiscard]] std::string read_header(std::string const& name, detail::File const& file) const {
@@ -436,7 +698,8 @@ private:
         }
     }
 
-    ShardedOptimizer<Comm, Rule>& zero_;
+    Optimizer zero_;
+    Model* model_;
     std::string file_;
     std::string folder_;
     CheckpointOptions options_;
@@ -449,5 +712,11 @@ Checkpoint(ShardedOptimizer<Comm, Rule>&, std::filesystem::path const&) -> Check
 template <class Comm, class Rule>
 Checkpoint(ShardedOptimizer<Comm, Rule>&, std::filesystem::path const&, CheckpointOptions)
     -> Checkpoint<Comm, Rule>;
+template <class... Js>
+Checkpoint(Participants<Js...>, std::filesystem::path const&, CheckpointOptions = {}) -> Checkpoint<
+    std::remove_cvref_t<
+        decltype(std::get<0>(std::declval<Participants<Js...>&>().joinables).join_communicator())>,
+    typename detail::Saved<Js...>::Rule,
+    typename detail::Saved<Js...>::Model>;
 
 }} // namespace joinable::v0

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -31,6 +33,7 @@
 #include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/gradient_participant.hpp>
 #include <joinable/participant/options.hpp>
+#include <joinable/participant/saved_model.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -225,6 +228,32 @@ public:
         detail::agree_on_reduction(list, reducer_->reduction());
         list.add("model", model_);
         model_collectives_.agree_on(list);
+    }
+    /// For Checkpoint: what it writes, and where it reads to. Local, between rounds.
+    [[nodiscard]] SavedModel saved() {
+        SavedModel saved = module_->saved();
+        if constexpr (detail::saves_state<Reduction>) {
+            detail::agree_on_reduction(saved.settings, reducer_->reduction());
+            reducer_->reduction().save(saved.reduction);
+            saved.order.assign(reducer_->order().begin(), reducer_->order().end());
+        }
+        return saved;
+    }
+    /// Whether `order` is one of the parameters that these buckets have. Local.
+    [[nodiscard]] bool is_order(std::span<std::uint64_t const> order) const {
+        return reducer_->is_order(order);
+    }
+    /// For Checkpoint, once what saved() listed has the contents of a file: continues with the buckets of the training
+    /// that wrote it, in this order; empty: with those that are there. Local, between rounds.
+    void resume(std::span<std::uint64_t const> order) {
+        if (!order.empty()) {
+            reducer_->take_order(order);
+        }
+        if constexpr (detail::saves_state<Reduction>) {
+            ReductionState state;
+            reducer_->reduction().save(state);
+            reducer_->reduction().load(state);
+        }
     }
     /// For GuardView::averaged.
     void list_averaged(std::vector<void const*>& values) const {

@@ -16,7 +16,7 @@ template <class Comm, class Rule>
 class ZeroRedundancyOptimizer;
 template <class Comm, class Rule, Timeline Times = NoTimeline>
 class ShardedDataParallel;
-template <class Comm, class Rule>
+template <class Comm, class Rule, class Model = void>
 class Checkpoint;
 template <class Comm, class Passes>
 class CapturedStep;
@@ -61,8 +61,8 @@ template <class Rule>
 class Checkpoint<detail::NoHeader, Rule> {
     static_assert(
         std::is_void_v<Rule>,
-        "Checkpoint: include <joinable/checkpoint.hpp>, and give a sharded optimizer, a file and options, as in "
-        "Checkpoint save{zero, file, {.every = 100}}"
+        "Checkpoint: include <joinable/checkpoint.hpp>, and give a sharded optimizer, or participants(ddp) or "
+        "participants(ddp, zero), a file and options, as in Checkpoint save{zero, file, {.every = 100}}"
     );
 
 public:

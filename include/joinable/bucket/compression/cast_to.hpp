@@ -90,6 +90,16 @@ struct CastTo {
         }
     }
     void agree_on(AgreementList& list) const { detail::agree_on_reduction(list, next); }
+    void save(ReductionState& state)
+        requires detail::saves_state<Next>
+    {
+        next.save(state);
+    }
+    void load(ReductionState const& state)
+        requires detail::saves_state<Next>
+    {
+        next.load(state);
+    }
 
 private:
     using Sent = std::

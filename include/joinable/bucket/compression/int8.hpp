@@ -113,6 +113,10 @@ struct Int8Compression {
     /// Multiplies what this rank keeps, after the scale of the loss was multiplied by `factor`. Between rounds. Local.
     void scale_residuals(double factor) { feedback.scale(factor); }
 
+    /// The residuals, for a Checkpoint.
+    void save(ReductionState& state) const { feedback.save(state); }
+    static void load(ReductionState const& /*state*/) noexcept {}
+
 private:
     using Flag = std::uint32_t; ///< how many ranks contribute; before each part
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/shape.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -29,10 +31,11 @@ namespace detail {
 
 /// What PowerSgd keeps of each parameter.
 struct LowRankFactors {
-    MatrixSize size; ///< of rank 0: it travels whole
-    Arena right;     ///< of the last round, and of the next one: the same on all ranks
-    Arena left;      ///< of this round, orthonormal: the same on all ranks
-    Arena own_right; ///< this rank's summand
+    MatrixSize size;          ///< of rank 0: it travels whole
+    DType dtype = DType::f32; ///< of the matrices
+    Arena right;              ///< of the last round, and of the next one: the same on all ranks
+    Arena left;               ///< of this round, orthonormal: the same on all ranks
+    Arena own_right;          ///< this rank's summand
     bool is_started = false;
     double contributors = 0; ///< of the run that begins here
 
@@ -137,6 +140,34 @@ struct PowerSgd {
     /// Multiplies what this rank keeps, after the scale of the loss was multiplied by `factor`. Between rounds. Local.
     void scale_residuals(double factor) { feedback.scale(factor); }
 
+    /// The residuals, the right matrices and the count of rounds, for a Checkpoint.
+    void save(ReductionState& state) {
+        state.counts.push_back({"PowerSgd::rounds", &rounds});
+        if (error_feedback) {
+            feedback.save(state, [&](std::size_t i) { return factors[i].size.rank != 0; });
+        }
+        for (std::size_t i = 0; warm_start && i < factors.size(); ++i) {
+            Factors const& mine = factors[i];
+            auto const [rows, columns, most] = mine.size;
+            if (most != 0) {
+                Shape const extents{most, columns};
+                Shape const strides = row_major_strides(extents);
+                state.tensors.push_back(
+                    {"warm_start", i, mine.right.data(), mine.dtype, extents, strides, true}
+                );
+            }
+        }
+    }
+    /// Zeros are of a matrix that no round has begun with.
+    void load(ReductionState const& /*state*/) noexcept {
+        for (Factors& mine : factors) {
+            auto const bytes = std::span{mine.right.data(), mine.right.bytes()};
+            mine.is_started = std::any_of(bytes.begin(), bytes.end(), [](std::byte byte) {
+                return byte != std::byte{0};
+            });
+        }
+    }
+
 private:
     using Factors = detail::LowRankFactors;
 
@@ -185,6 +216,7 @@ private:
     void prepare_factors(BucketPart const& part) {
         Factors& mine = detail::of_parameter(factors, part.parameter);
         auto const [rows, columns, most] = mine.size = size_of(part);
+        mine.dtype = detail::number_dtype(part.dtype);
         std::size_t const size = detail::number_size(part.dtype);
         if (mine.right.bytes() != most * columns * size ||
             mine.left.bytes() != most * rows * size) {

@@ -120,6 +120,10 @@ struct TopK {
     /// Multiplies what this rank keeps, after the scale of the loss was multiplied by `factor`. Between rounds. Local.
     void scale_residuals(double factor) { feedback.scale(factor); }
 
+    /// The residuals, for a Checkpoint.
+    void save(ReductionState& state) const { feedback.save(state); }
+    static void load(ReductionState const& /*state*/) noexcept {}
+
 private:
     using Word = std::uint32_t;
 

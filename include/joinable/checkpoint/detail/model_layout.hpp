@@ -14,12 +14,64 @@
 #include <joinable/checkpoint/detail/safetensors.hpp>
 #include <joinable/checkpoint/detail/tensor_part.hpp>
 #include <joinable/optimizer/shard.hpp>
+#include <joinable/participant/saved_model.hpp>
 #include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// A tensor of a model besides its parameters, on this rank.
+struct KeptTensor {
+    enum class Kind {
+        same, ///< on all ranks: one of them writes it
+        own,  ///< each rank has one; of a file of W ranks, rank r reads that of rank r mod W
+        summed ///< each rank has one; in a file for W ranks, that of rank r is added to that of rank r mod W
+    };
+    Kind kind;
+    std::string name; ///< with a rank's number behind it, if each has one
+    AnyView view;
+
+    /// The tensors of a file of `writers` ranks that rank `rank` of `ranks` reads.
+    [[nodiscard]] std::vector<std::size_t>
+    read_by(std::size_t rank, std::size_t ranks, std::size_t writers) const {
+        if (kind != Kind::summed) {
+            return {kind == Kind::same ? 0 : rank % writers};
+        }
+        std::vector<std::size_t> all;
+        for (; rank < writers; rank += ranks) {
+            all.push_back(rank);
+        }
+        return all;
+    }
+};
+
+/// A parameter is named by its index, if it has no name.
+[[nodiscard]] inline std::string
+stored_name(ParameterList const& parameters, std::size_t i, std::size_t first = 0) {
+    std::string name{parameters[i].name()};
+    return name.empty() ? std::to_string(first + i) : name;
+}
+
+/// All of it, in the order of a file.
+[[nodiscard]] inline std::vector<KeptTensor> kept_tensors(SavedModel const& model) {
+    std::vector<KeptTensor> kept;
+    for (std::size_t i = 0; i < model.buffers.size(); ++i) {
+        kept.push_back({KeptTensor::Kind::own, concat("buffers/", i), model.buffers[i]});
+    }
+    for (std::size_t i = 0; i < model.attached.size(); ++i) {
+        kept.push_back({KeptTensor::Kind::same, concat("state/", i), model.attached[i]});
+    }
+    for (ReductionTensor const& tensor : model.reduction.tensors) {
+        kept.push_back(
+            {tensor.is_same ? KeptTensor::Kind::same : KeptTensor::Kind::summed,
+             concat(stored_name(model.parameters, tensor.parameter), "/", tensor.name),
+             AnyView{tensor.data, tensor.dtype, tensor.extents, tensor.strides}}
+        );
+    }
+    return kept;
+}
 
 /// The tensors of a model and its optimizer, whichever rank has them: for each parameter its value,
 /// then the state of its rule, then the master. A value is named as its parameter, or by its index.
@@ -28,14 +80,26 @@ class ModelLayout {
 public:
     using Names = std::span<std::string_view const>; ///< of a rule
 
-    /// `names` are the state names of each group's rule.
+    /// `names` are the state names of each group's rule, `kept` other tensors, which `writers` ranks write.
     /// @throws ContractViolation  two tensors would have one name.
     ModelLayout(
-        std::string_view file, std::span<ShardGroup const> groups, std::vector<Names> const& names
+        std::string_view file,
+        std::span<ShardGroup const> groups,
+        std::vector<Names> const& names,
+        std::vector<KeptTensor> kept,
+        std::size_t writers
     )
-        : groups_{groups} {
+        : groups_{groups}, kept_{std::move(kept)}, writers_{writers} {
         for (std::size_t k = 0; k < groups.size(); ++k) {
             append(groups[k], names[k]);
+        }
+        for (KeptTensor const& tensor : kept_) {
+            first_of_kept_.push_back(tensors_.size());
+            bool const is_one = tensor.kind == KeptTensor::Kind::same;
+            for (std::size_t rank = 0; rank < (is_one ? 1 : writers); ++rank) {
+                std::string name = is_one ? tensor.name : concat(tensor.name, "/", rank);
+                tensors_.push_back({std::move(name), tensor.view.dtype(), tensor.view.extents()});
+            }
         }
         std::set<std::string_view> all{"__metadata__"};
         for (StoredTensor const& tensor : tensors_) {
@@ -129,6 +193,29 @@ public:
         }
         return parts;
     }
+    /// What a rank writes of the other tensors; one rank, which `is_source`, those that are the same on all.
+    [[nodiscard]] std::vector<TensorPart> own_kept(std::size_t rank, bool is_source) const {
+        std::vector<TensorPart> parts;
+        for (std::size_t k = 0; k < kept_.size(); ++k) {
+            bool const is_one = kept_[k].kind == KeptTensor::Kind::same;
+            if (is_source || !is_one) {
+                parts.push_back(whole_of(first_of_kept_[k] + (is_one ? 0 : rank), kept_[k].view));
+            }
+        }
+        return parts;
+    }
+    /// Calls f(parts) for each other tensor: in this rank's memory, one part for each tensor of the file whose sum it is.
+    /// If there is none, it is to be zeros: f({}, view).
+    template <class F>
+    void for_each_kept(std::size_t rank, std::size_t ranks, F const& f) const {
+        for (std::size_t k = 0; k < kept_.size(); ++k) {
+            std::vector<TensorPart> parts;
+            for (std::size_t const from : kept_[k].read_by(rank, ranks, writers_)) {
+                parts.push_back(whole_of(first_of_kept_[k] + from, kept_[k].view));
+            }
+            f(kept_[k].view, parts);
+        }
+    }
     /// The step count of each parameter whose first element this rank owns; 0 for the others.
     [[nodiscard]] std::vector<std::uint64_t> own_steps() const {
         std::vector<std::uint64_t> steps(first_of_.size());
@@ -159,10 +246,7 @@ private:
         }
         for (std::size_t i = 0; i < group.parameters.size(); ++i) {
             AnyView const value = group.parameters[i].value();
-            std::string name{group.parameters[i].name()};
-            if (name.empty()) {
-                name = std::to_string(group.first + i);
-            }
+            std::string const name = stored_name(group.parameters, i, group.first);
             first_of_.push_back(tensors_.size());
             tensors_.push_back({name, value.dtype(), value.extents()});
             if (states[i] == nullptr) {
@@ -218,24 +302,32 @@ private:
 
     [[nodiscard]] TensorPart value_of(ShardGroup const& group, std::size_t i) const {
         AnyView const value = group.parameters[i].value();
-        Shape const& extents = value.extents();
         // If all ranks have the whole value, a share is one run of the file; otherwise one run of
         // this rank's memory.
+        TensorPart part = whole_of(first_of_[group.first + i], value);
+        if (group.shards_values()) {
+            part.order = dense_strides(value.extents(), value.strides());
+        }
+        return part;
+    }
+    [[nodiscard]] static TensorPart whole_of(std::size_t tensor, AnyView const& view) {
         return {
-            first_of_[group.first + i],
-            static_cast<std::byte*>(value.data()),
+            tensor,
+            static_cast<std::byte*>(view.data()),
             0,
-            value.strides(),
-            group.shards_values() ? dense_strides(extents, value.strides())
-                                  : row_major_strides(extents),
+            view.strides(),
+            row_major_strides(view.extents()),
             0,
-            value.numel()
+            view.numel()
         };
     }
 
     std::span<ShardGroup const> groups_;
     std::vector<StoredTensor> tensors_;
     std::vector<std::size_t> first_of_; ///< position of each parameter's value
+    std::vector<KeptTensor> kept_;
+    std::size_t writers_;
+    std::vector<std::size_t> first_of_kept_; ///< position of each one's first
 };
 
 }}} // namespace joinable::v0::detail

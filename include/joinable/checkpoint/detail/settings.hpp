@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +12,10 @@
 #include <string_view>
 #include <system_error>
 #include <type_traits>
+#include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
+#include <joinable/bucket/all_reduce.hpp>
 #include <joinable/checkpoint/detail/safetensors.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -147,6 +150,70 @@ void set_settings(
             refuse(label);
         }
     }
+}
+
+/// The settings of a reduction as texts. One within another one has its name behind the other one's.
+[[nodiscard]] inline RuleSettings settings_of_reduction(AgreementList const& list) {
+    RuleSettings settings;
+    for (AgreementList::Item const& item : list.items()) {
+        auto const [place, is_new] = settings.emplace(item.label, item.value);
+        if (!is_new) {
+            place->second += concat(" of ", item.value);
+        }
+    }
+    return settings;
+}
+
+/// Returns the counts that a file has for a reduction.
+/// @throws ContractViolation  the file is of another reduction, or of other settings: the text names the first one.
+[[nodiscard]] inline std::vector<std::uint64_t> counts_of_reduction(
+    std::string_view file,
+    RuleSettings const& stored,
+    RuleSettings const& own,
+    std::vector<ReductionCount> const& counted
+) {
+    constexpr std::string_view none = "none";
+    auto const text = [&](RuleSettings const& settings, std::string const& label) {
+        auto const found = settings.find(label);
+        return found == settings.end() ? none : std::string_view{found->second};
+    };
+    std::string const name = "reduction";
+    if (text(stored, name) != text(own, name)) {
+        refuse_file(
+            file,
+            "its reduction is ",
+            text(stored, name),
+            ", but expected is ",
+            text(own, name),
+            "; only one that is as when the file was written has a use for what it left out"
+        );
+    }
+    std::vector<std::uint64_t> counts(counted.size());
+    RuleSettings all = stored;
+    all.insert(own.begin(), own.end());
+    for (auto const& [label, value] : all) {
+        auto const count =
+            std::find_if(counted.begin(), counted.end(), [&](ReductionCount const& c) {
+                return c.label == label;
+            });
+        bool const is_count = count != counted.end();
+        auto* const to =
+            reinterpret_cast<std::byte*>(counts.data() + (is_count ? count - counted.begin() : 0));
+        bool const fits = is_count ? write_number<std::uint64_t>(text(stored, label), to)
+                                   : text(stored, label) == text(own, label);
+        if (!fits) {
+            refuse_file(
+                file,
+                "the setting ",
+                label,
+                " of its reduction is ",
+                text(stored, label),
+                ", but expected is ",
+                is_count ? std::string_view{"a number"} : text(own, label)
+            );
+        }
+    }
+    return counts;
 }
 
 }}} // namespace joinable::v0::detail

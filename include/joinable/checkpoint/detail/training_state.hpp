@@ -26,6 +26,8 @@ struct TrainingState {
     std::vector<RuleSettings> rules;             ///< of the groups
     std::vector<std::uint64_t> group_sizes;      ///< parameters of each group
     std::vector<std::uint64_t> steps;            ///< of each parameter
+    RuleSettings reduction;                      ///< its name and settings, if it has state
+    std::vector<std::uint64_t> order;            ///< of the parameters in its buckets
     std::map<std::string, std::uint64_t> hashes; ///< of each tensor, by name
 };
 
@@ -63,6 +65,9 @@ inline constexpr std::uint64_t checkpoint_version = 2; ///< 1 had the settings a
     return concat("rule ", k, ": ");
 }
 
+/// Before the label of a setting of the reduction.
+inline constexpr std::string_view prefix_of_reduction = "reduction: ";
+
 /// A hash of all metadata except itself.
 [[nodiscard]] inline std::string checksum_of(std::map<std::string, std::string> const& metadata) {
     Hash hash;
@@ -88,6 +93,12 @@ inline constexpr std::uint64_t checkpoint_version = 2; ///< 1 had the settings a
         for (auto const& [label, value] : state.rules[k]) {
             metadata.emplace(prefix_of_rule(k) + label, value);
         }
+    }
+    for (auto const& [label, value] : state.reduction) {
+        metadata.emplace(concat(prefix_of_reduction, label), value);
+    }
+    if (!state.order.empty()) {
+        metadata.emplace("order of buckets", listed(state.order));
     }
     for (auto const& [name, hash] : state.hashes) {
         metadata.emplace("hash of " + name, hex_of(hash));
@@ -124,6 +135,10 @@ public:
         state.steps = numbers("steps");
         for (std::size_t k = 0; k < state.group_sizes.size(); ++k) {
             state.rules.push_back(settings(prefix_of_rule(k)));
+        }
+        state.reduction = settings(std::string{prefix_of_reduction});
+        if (metadata_.contains("order of buckets")) {
+            state.order = numbers("order of buckets");
         }
         constexpr std::string_view prefix = "hash of ";
         for (auto const& [key, value] : metadata_) {

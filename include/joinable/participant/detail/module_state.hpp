@@ -17,6 +17,7 @@
 #include <joinable/join/round.hpp>
 #include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/options.hpp>
+#include <joinable/participant/saved_model.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -65,6 +66,11 @@ public:
         views.insert(views.end(), state.begin(), state.end());
         TensorList list = tensor_list(std::move(views));
         return CoalescedBroadcast{std::move(list), piece_bytes, "tensor", BufferMemory{comm_}};
+    }
+
+    /// Local. Valid until the next call of a member.
+    [[nodiscard]] SavedModel saved() {
+        return {parameters_, buffers_.current_views(), attached_.views(), {}, {}, {}};
     }
 
     [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }

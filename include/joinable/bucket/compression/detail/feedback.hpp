@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstring>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include <joinable/bucket/all_reduce.hpp>
@@ -19,6 +18,7 @@
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/shape.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -82,11 +82,13 @@ public:
     /// Keeps the residuals of parameters that it has.
     void prepare(BucketParts parts) {
         for (BucketPart const& part : parts) {
-            auto& [memory, dtype] = of_parameter(residuals_, part.parameter);
-            if (memory.bytes() != bytes_of(part)) {
-                memory = Arena{bytes_of(part)};
-                dtype = part.dtype;
+            Residual& mine = of_parameter(residuals_, part.parameter);
+            if (mine.memory.bytes() != bytes_of(part)) {
+                mine.memory = Arena{bytes_of(part)};
             }
+            mine.dtype = number_dtype(part.dtype);
+            mine.extents = part.extents;
+            mine.strides = part.strides;
         }
         inputs_.prepare(parts, 0, bytes_of, [](std::size_t bytes) { return Arena{bytes}; });
     }
@@ -110,7 +112,7 @@ public:
     }
     template <class T>
     [[nodiscard]] T* residual(std::size_t parameter) const noexcept {
-        return reinterpret_cast<T*>(residuals_[parameter].first.data());
+        return reinterpret_cast<T*>(residuals_[parameter].memory.data());
     }
     /// Makes what is left in the inputs of a part its residual.
     template <class T>
@@ -121,12 +123,27 @@ public:
     /// Multiplies all residuals.
     void scale(double factor) {
         for (std::size_t parameter = 0; parameter < residuals_.size(); ++parameter) {
-            auto const& [memory, dtype] = residuals_[parameter];
-            visit_number(dtype, [&, bytes = memory.bytes()]<class T>(T) {
-                auto* const numbers = reinterpret_cast<std::byte*>(residual<T>(parameter));
-                cast_elements<T, T>(numbers, factor, numbers, bytes / sizeof(T));
+            Residual const& mine = residuals_[parameter];
+            visit_number(mine.dtype, [&]<class T>(T) {
+                std::byte* const numbers = mine.memory.data();
+                cast_elements<T, T>(numbers, factor, numbers, mine.memory.bytes() / sizeof(T));
             });
         }
+    }
+    /// Lists the residuals of parameters for which `is_kept(parameter)`.
+    template <class F>
+    void save(ReductionState& state, F const& is_kept) const {
+        for (std::size_t parameter = 0; parameter < residuals_.size(); ++parameter) {
+            auto const& [memory, dtype, extents, strides] = residuals_[parameter];
+            if (memory.bytes() != 0 && is_kept(parameter)) {
+                state.tensors.push_back(
+                    {"residual", parameter, memory.data(), dtype, extents, strides}
+                );
+            }
+        }
+    }
+    void save(ReductionState& state) const {
+        save(state, [](std::size_t) { return true; });
     }
 
 private:
@@ -134,7 +151,13 @@ private:
         return part.count * number_size(part.dtype);
     }
 
-    std::vector<std::pair<Arena, DType>> residuals_; ///< per parameter, and the gradient's type
+    struct Residual {
+        Arena memory;
+        DType dtype = DType::f32;
+        Shape extents;
+        Shape strides;
+    };
+    std::vector<Residual> residuals_; ///< per parameter
     RunMemory inputs_;
 };
 

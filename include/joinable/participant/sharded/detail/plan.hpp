@@ -250,7 +250,7 @@ void check_averaged(ShardGroup const& group, std::vector<void const*> const& ave
 /// Checks that a rule keeps as many numbers for each element as its group has room for.
 template <class Rule>
 void check_state_count(ShardGroup const& group, Rule const& rule) {
-    std::size_t const names = group.shards.front().state().names();
+    std::size_t const names = group.shards.empty() ? 0 : group.shards.front().state().names();
     std::size_t const names_now = state_names_of(rule).size();
     if (names_now != names) {
         throw ContractViolation{concat(

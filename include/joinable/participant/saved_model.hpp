@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <joinable/agreement/agreement_list.hpp>
+#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/parameters.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// What a rank has of a model besides gradients, for a Checkpoint. Views are valid until the next round.
+struct SavedModel {
+    ParameterList parameters;
+    std::vector<AnyView> buffers;  ///< may differ between ranks
+    std::vector<AnyView> attached; ///< by attach_state()
+    AgreementList settings;        ///< of the reduction, if it has state
+    ReductionState reduction;
+    std::vector<std::uint64_t>
+        order; ///< of the parameters in its buckets; empty: as they were given
+};
+
+}} // namespace joinable::v0

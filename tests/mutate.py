@@ -74,8 +74,8 @@ MUTATIONS = [
         "bucket/sparse.test.cpp", "a rank without a pass*",
     ),
     Mutation(
-        "untouched-rows-are-overwritten", "bucket/detail/impl/sparse_gradients.ipp",
-        "    if (receives_) {\n        at(i).sum", "    {\n        at(i).sum",
+        "untouched-rows-are-overwritten", "bucket/detail/sparse_gradients.hpp",
+        "if (receives_) {", "{",
         "bucket/sparse.test.cpp", "rows of the last own round*",
     ),
     Mutation(
@@ -1788,7 +1788,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sharded-values-are-saved-in-another-order", "checkpoint/detail/model_layout.hpp",
-        "group.shards_values() ? dense_strides(extents, value.strides())\n", "false ? extents\n",
+        "            part.order = dense_strides(value.extents(), value.strides());\n        }\n        return part;", "        }\n        return part;",
         "checkpoint/checkpoint.test.cpp", "values that are sharded*",
     ),
     Mutation(
@@ -2268,7 +2268,7 @@ MUTATIONS = [
     ),
     Mutation(
         "residuals-end-with-a-rebuild", "bucket/compression/detail/feedback.hpp",
-        "if (memory.bytes() != bytes_of(part)) {", "{",
+        "if (mine.memory.bytes() != bytes_of(part)) {", "{",
         "bucket/compression.test.cpp", "*what ranks keep*",
     ),
     Mutation(

@@ -9,6 +9,7 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -27,6 +28,7 @@
 #include <string_view>
 #include <sys/resource.h>
 #include <system_error>
+#include <tuple>
 #include <type_traits>
 #include <unistd.h>
 #include <unordered_map>
@@ -840,6 +842,57 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// A tensor of a model besides its parameters, on this rank.
+struct KeptTensor {
+    enum class Kind {
+        same, ///< on all ranks: one of them writes it
+        own,  ///< each rank has one; of a file of W ranks, rank r reads that of rank r mod W
+        summed ///< each rank has one; in a file for W ranks, that of rank r is added to that of rank r mod W
+    };
+    Kind kind;
+    std::string name; ///< with a rank's number behind it, if each has one
+    AnyView view;
+
+    /// The tensors of a file of `writers` ranks that rank `rank` of `ranks` reads.
+    [[nodiscard]] std::vector<std::size_t>
+    read_by(std::size_t rank, std::size_t ranks, std::size_t writers) const {
+        if (kind != Kind::summed) {
+            return {kind == Kind::same ? 0 : rank % writers};
+        }
+        std::vector<std::size_t> all;
+        for (; rank < writers; rank += ranks) {
+            all.push_back(rank);
+        }
+        return all;
+    }
+};
+
+/// A parameter is named by its index, if it has no name.
+[[nodiscard]] inline std::string
+stored_name(ParameterList const& parameters, std::size_t i, std::size_t first = 0) {
+    std::string name{parameters[i].name()};
+    return name.empty() ? std::to_string(first + i) : name;
+}
+
+/// All of it, in the order of a file.
+[[nodiscard]] inline std::vector<KeptTensor> kept_tensors(SavedModel const& model) {
+    std::vector<KeptTensor> kept;
+    for (std::size_t i = 0; i < model.buffers.size(); ++i) {
+        kept.push_back({KeptTensor::Kind::own, concat("buffers/", i), model.buffers[i]});
+    }
+    for (std::size_t i = 0; i < model.attached.size(); ++i) {
+        kept.push_back({KeptTensor::Kind::same, concat("state/", i), model.attached[i]});
+    }
+    for (ReductionTensor const& tensor : model.reduction.tensors) {
+        kept.push_back(
+            {tensor.is_same ? KeptTensor::Kind::same : KeptTensor::Kind::summed,
+             concat(stored_name(model.parameters, tensor.parameter), "/", tensor.name),
+             AnyView{tensor.data, tensor.dtype, tensor.extents, tensor.strides}}
+        );
+    }
+    return kept;
+}
+
 /// The tensors of a model and its optimizer, whichever rank has them: for each parameter its value,
 /// then the state of its rule, then the master. A value is named as its parameter, or by its index.
 /// State is named by that name, a slash and its own name.
@@ -847,14 +900,26 @@ class ModelLayout {
 public:
     using Names = std::span<std::string_view const>; ///< of a rule
 
-    /// `names` are the state names of each group's rule.
+    /// `names` are the state names of each group's rule, `kept` other tensors, which `writers` ranks write.
     /// @throws ContractViolation  two tensors would have one name.
     ModelLayout(
-        std::string_view file, std::span<ShardGroup const> groups, std::vector<Names> const& names
+        std::string_view file,
+        std::span<ShardGroup const> groups,
+        std::vector<Names> const& names,
+        std::vector<KeptTensor> kept,
+        std::size_t writers
     )
-        : groups_{groups} {
+        : groups_{groups}, kept_{std::move(kept)}, writers_{writers} {
         for (std::size_t k = 0; k < groups.size(); ++k) {
             append(groups[k], names[k]);
+        }
+        for (KeptTensor const& tensor : kept_) {
+            first_of_kept_.push_back(tensors_.size());
+            bool const is_one = tensor.kind == KeptTensor::Kind::same;
+            for (std::size_t rank = 0; rank < (is_one ? 1 : writers); ++rank) {
+                std::string name = is_one ? tensor.name : concat(tensor.name, "/", rank);
+                tensors_.push_back({std::move(name), tensor.view.dtype(), tensor.view.extents()});
+            }
         }
         std::set<std::string_view> all{"__metadata__"};
         for (StoredTensor const& tensor : tensors_) {
@@ -948,6 +1013,29 @@ public:
         }
         return parts;
     }
+    /// What a rank writes of the other tensors; one rank, which `is_source`, those that are the same on all.
+    [[nodiscard]] std::vector<TensorPart> own_kept(std::size_t rank, bool is_source) const {
+        std::vector<TensorPart> parts;
+        for (std::size_t k = 0; k < kept_.size(); ++k) {
+            bool const is_one = kept_[k].kind == KeptTensor::Kind::same;
+            if (is_source || !is_one) {
+                parts.push_back(whole_of(first_of_kept_[k] + (is_one ? 0 : rank), kept_[k].view));
+            }
+        }
+        return parts;
+    }
+    /// Calls f(parts) for each other tensor: in this rank's memory, one part for each tensor of the file whose sum it is.
+    /// If there is none, it is to be zeros: f({}, view).
+    template <class F>
+    void for_each_kept(std::size_t rank, std::size_t ranks, F const& f) const {
+        for (std::size_t k = 0; k < kept_.size(); ++k) {
+            std::vector<TensorPart> parts;
+            for (std::size_t const from : kept_[k].read_by(rank, ranks, writers_)) {
+                parts.push_back(whole_of(first_of_kept_[k] + from, kept_[k].view));
+            }
+            f(kept_[k].view, parts);
+        }
+    }
     /// The step count of each parameter whose first element this rank owns; 0 for the others.
     [[nodiscard]] std::vector<std::uint64_t> own_steps() const {
         std::vector<std::uint64_t> steps(first_of_.size());
@@ -978,10 +1066,7 @@ private:
         }
         for (std::size_t i = 0; i < group.parameters.size(); ++i) {
             AnyView const value = group.parameters[i].value();
-            std::string name{group.parameters[i].name()};
-            if (name.empty()) {
-                name = std::to_string(group.first + i);
-            }
+            std::string const name = stored_name(group.parameters, i, group.first);
             first_of_.push_back(tensors_.size());
             tensors_.push_back({name, value.dtype(), value.extents()});
             if (states[i] == nullptr) {
@@ -1037,24 +1122,32 @@ private:
 
     [[nodiscard]] TensorPart value_of(ShardGroup const& group, std::size_t i) const {
         AnyView const value = group.parameters[i].value();
-        Shape const& extents = value.extents();
         // If all ranks have the whole value, a share is one run of the file; otherwise one run of
         // this rank's memory.
+        TensorPart part = whole_of(first_of_[group.first + i], value);
+        if (group.shards_values()) {
+            part.order = dense_strides(value.extents(), value.strides());
+        }
+        return part;
+    }
+    [[nodiscard]] static TensorPart whole_of(std::size_t tensor, AnyView const& view) {
         return {
-            first_of_[group.first + i],
-            static_cast<std::byte*>(value.data()),
+            tensor,
+            static_cast<std::byte*>(view.data()),
             0,
-            value.strides(),
-            group.shards_values() ? dense_strides(extents, value.strides())
-                                  : row_major_strides(extents),
+            view.strides(),
+            row_major_strides(view.extents()),
             0,
-            value.numel()
+            view.numel()
         };
     }
 
     std::span<ShardGroup const> groups_;
     std::vector<StoredTensor> tensors_;
     std::vector<std::size_t> first_of_; ///< position of each parameter's value
+    std::vector<KeptTensor> kept_;
+    std::size_t writers_;
+    std::vector<std::size_t> first_of_kept_; ///< position of each one's first
 };
 
 }}} // namespace joinable::v0::detail
@@ -1193,6 +1286,70 @@ void set_settings(
     }
 }
 
+/// The settings of a reduction as texts. One within another one has its name behind the other one's.
+[[nodiscard]] inline RuleSettings settings_of_reduction(AgreementList const& list) {
+    RuleSettings settings;
+    for (AgreementList::Item const& item : list.items()) {
+        auto const [place, is_new] = settings.emplace(item.label, item.value);
+        if (!is_new) {
+            place->second += concat(" of ", item.value);
+        }
+    }
+    return settings;
+}
+
+/// Returns the counts that a file has for a reduction.
+/// @throws ContractViolation  the file is of another reduction, or of other settings: the text names the first one.
+[[nodiscard]] inline std::vector<std::uint64_t> counts_of_reduction(
+    std::string_view file,
+    RuleSettings const& stored,
+    RuleSettings const& own,
+    std::vector<ReductionCount> const& counted
+) {
+    constexpr std::string_view none = "none";
+    auto const text = [&](RuleSettings const& settings, std::string const& label) {
+        auto const found = settings.find(label);
+        return found == settings.end() ? none : std::string_view{found->second};
+    };
+    std::string const name = "reduction";
+    if (text(stored, name) != text(own, name)) {
+        refuse_file(
+            file,
+            "its reduction is ",
+            text(stored, name),
+            ", but expected is ",
+            text(own, name),
+            "; only one that is as when the file was written has a use for what it left out"
+        );
+    }
+    std::vector<std::uint64_t> counts(counted.size());
+    RuleSettings all = stored;
+    all.insert(own.begin(), own.end());
+    for (auto const& [label, value] : all) {
+        auto const count =
+            std::find_if(counted.begin(), counted.end(), [&](ReductionCount const& c) {
+                return c.label == label;
+            });
+        bool const is_count = count != counted.end();
+        auto* const to =
+            reinterpret_cast<std::byte*>(counts.data() + (is_count ? count - counted.begin() : 0));
+        bool const fits = is_count ? write_number<std::uint64_t>(text(stored, label), to)
+                                   : text(stored, label) == text(own, label);
+        if (!fits) {
+            refuse_file(
+                file,
+                "the setting ",
+                label,
+                " of its reduction is ",
+                text(stored, label),
+                ", but expected is ",
+                is_count ? std::string_view{"a number"} : text(own, label)
+            );
+        }
+    }
+    return counts;
+}
+
 }}} // namespace joinable::v0::detail
 
 // ---- joinable/checkpoint/detail/training_state.hpp
@@ -1207,6 +1364,8 @@ struct TrainingState {
     std::vector<RuleSettings> rules;             ///< of the groups
     std::vector<std::uint64_t> group_sizes;      ///< parameters of each group
     std::vector<std::uint64_t> steps;            ///< of each parameter
+    RuleSettings reduction;                      ///< its name and settings, if it has state
+    std::vector<std::uint64_t> order;            ///< of the parameters in its buckets
     std::map<std::string, std::uint64_t> hashes; ///< of each tensor, by name
 };
 
@@ -1244,6 +1403,9 @@ inline constexpr std::uint64_t checkpoint_version = 2; ///< 1 had the settings a
     return concat("rule ", k, ": ");
 }
 
+/// Before the label of a setting of the reduction.
+inline constexpr std::string_view prefix_of_reduction = "reduction: ";
+
 /// A hash of all metadata except itself.
 [[nodiscard]] inline std::string checksum_of(std::map<std::string, std::string> const& metadata) {
     Hash hash;
@@ -1269,6 +1431,12 @@ inline constexpr std::uint64_t checkpoint_version = 2; ///< 1 had the settings a
         for (auto const& [label, value] : state.rules[k]) {
             metadata.emplace(prefix_of_rule(k) + label, value);
         }
+    }
+    for (auto const& [label, value] : state.reduction) {
+        metadata.emplace(concat(prefix_of_reduction, label), value);
+    }
+    if (!state.order.empty()) {
+        metadata.emplace("order of buckets", listed(state.order));
     }
     for (auto const& [name, hash] : state.hashes) {
         metadata.emplace("hash of " + name, hex_of(hash));
@@ -1305,6 +1473,10 @@ public:
         state.steps = numbers("steps");
         for (std::size_t k = 0; k < state.group_sizes.size(); ++k) {
             state.rules.push_back(settings(prefix_of_rule(k)));
+        }
+        state.reduction = settings(std::string{prefix_of_reduction});
+        if (metadata_.contains("order of buckets")) {
+            state.order = numbers("order of buckets");
         }
         constexpr std::string_view prefix = "hash of ";
         for (auto const& [key, value] : metadata_) {
@@ -1400,6 +1572,56 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/reduction/reduce.hpp
+
+#ifndef JOINABLE_REDUCTION_REDUCE_HPP_PART_1
+#define JOINABLE_REDUCTION_REDUCE_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A function from an index to a value, or none. Refers to the given function.
+template <class T>
+class Numbered {
+public:
+    Numbered() = default;
+    template <class Function>
+    Numbered(std::size_t number, Function const& function) noexcept
+        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
+              return (*static_cast<Function const*>(called))(i);
+          }} {}
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
+
+private:
+    std::size_t size_ = 0;
+    void const* function_ = nullptr;
+    T (*call_)(void const*, std::size_t) = nullptr;
+};
+/// The addresses of all ranks' inputs, or of the outputs.
+using Places = Numbered<std::byte*>;
+/// The factors by which inputs are multiplied before they are added. May be empty.
+using Factors = Numbered<double>;
+
+/// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
+/// do not depend on which rank computes them or on how the work was divided. There is at least one
+/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
+/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
+/// are multiplied as floats.
+void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    Factors const& factors = {},
+    InstructionSet set = instruction_set()
+);
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/checkpoint/checkpoint.hpp
 
 #if !defined(__linux__)
@@ -1413,9 +1635,75 @@ struct CheckpointOptions {
     std::size_t every = 1; ///< a file is written in every `every`-th round that syncs
 };
 
-/// Saves the training of a ZeroRedundancyOptimizer or a ShardedDataParallel in one file: values,
-/// state, settings of the rules and step counts. Each rank writes what it owns. Any number of ranks
-/// can read it, with either partition.
+namespace detail {
+
+/// The rule of a training whose optimizer the checkpoint does not have.
+struct NoRule {
+    static std::span<std::string_view const> state_names() noexcept { return {}; }
+};
+
+/// Stands for a sharded optimizer where a model is saved alone: all values are as if they were frozen.
+template <class Comm>
+class NoOptimizer {
+public:
+    NoOptimizer(Comm& comm, JoinState& state, ParameterList parameters)
+        : comm_{comm}, state_{state}, groups_(1) {
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            groups_[0].frozen.push_back(i);
+        }
+        groups_[0].steps.resize(parameters.size());
+        groups_[0].parameters = std::move(parameters);
+    }
+
+    [[nodiscard]] std::vector<ShardGroup> const& groups() const noexcept { return groups_; }
+    [[nodiscard]] std::vector<NoRule> const& rules() const noexcept { return rules_; }
+    static void resume(std::vector<NoRule> const&, std::span<std::uint64_t const>) noexcept {}
+    static void take_settings(Round const&) noexcept {}
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+private:
+    Comm& comm_;
+    JoinState& state_;
+    std::vector<ShardGroup> groups_;
+    std::vector<NoRule> rules_{1};
+};
+template <class Comm, class Rule>
+using OptimizerIn = std::
+    conditional_t<std::is_same_v<Rule, NoRule>, NoOptimizer<Comm>, ShardedOptimizer<Comm, Rule>&>;
+
+template <class J>
+concept saves_model = requires(J& joinable) {
+    { joinable.saved() } -> std::same_as<detail::SavedModel>;
+};
+template <class Comm, class Rule>
+std::type_identity<Rule> rule_in(ShardedOptimizer<Comm, Rule> const&);
+template <class J>
+concept has_rule = requires(J& joinable) { detail::rule_in(joinable); };
+
+/// Which of the participants are the model and the optimizer of a checkpoint.
+template <class... Js>
+struct Saved {
+    using Model = void;
+    using Rule = NoRule;
+};
+template <class J, class... Js>
+struct Saved<J, Js...> : Saved<Js...> {};
+template <has_rule J, class... Js>
+struct Saved<J, Js...> : Saved<Js...> {
+    using Optimizer = J;
+    using Rule = typename decltype(detail::rule_in(std::declval<J&>()))::type;
+};
+template <saves_model J, class... Js>
+struct Saved<J, Js...> : Saved<Js...> {
+    using Model = J;
+};
+
+} // namespace detail
+
+/// Saves a training in one file: values and state of a ZeroRedundancyOptimizer or a ShardedDataParallel, settings of
+/// the rules and step counts, and of a DistributedDataParallel its buffers, attached state, and what its reduction keeps
+/// (<joinable/compression.hpp>). Each rank writes what it owns. Any number of ranks can read it, with either partition.
 ///
 /// @code
 /// joinable::Checkpoint save{zero, "model.safetensors", {.every = 100}};
@@ -1433,17 +1721,29 @@ struct CheckpointOptions {
 ///
 /// The layout is safetensors: Python's `safetensors.torch.load_file` reads it. A parameter is
 /// stored under its name, or its index if it has none; its state under "NAME/exp_avg", its master
-/// under "NAME/master". The settings of a rule are stored as texts under the labels of its
+/// under "NAME/master". What each rank has to itself has the rank's number behind its name: "buffers/0/2" is the first
+/// buffer of rank 2, and "NAME/residual/2" what the reduction has left out of its gradients. If another number of ranks W
+/// reads them, rank r gets the buffers of rank r mod (ranks of the file), and the residuals of rank r are added to those
+/// of rank r mod W. What is the same on all ranks is there once: attached state as "state/0", and "NAME/warm_start".
+/// A reduction with such state must be in the file, with the settings that it has here. The settings of a rule are stored as texts under the labels of its
 /// agree_on(), which it needs; what that leaves out is not in the file. All ranks must see one file system. The new file is written beside the old
 /// one as "FILE.part" and replaces it when it is complete and on the disk, so killing the training
 /// at any time leaves a complete file. Memory of a device goes through the host's,
 /// one tensor at a time, while the host waits. Only one training may write a file at a time. The caller
-/// saves ZeroOptions::shared, buffers and the position in the inputs.
-template <class Comm, class Rule>
+/// saves ZeroOptions::shared, buffers of a ShardedDataParallel, and the position in the inputs.
+template <class Comm, class Rule, class Model>
 class Checkpoint {
+    static constexpr bool has_model = !std::is_void_v<Model>;
+    static constexpr bool has_optimizer = !std::is_same_v<Rule, detail::NoRule>;
+
     static_assert(models_communicator<Comm>());
     static_assert(
-        UpdateRule<Rule>,
+        has_model || has_optimizer,
+        "Checkpoint: give it the sharded optimizer, or participants(...) of a DistributedDataParallel, a sharded "
+        "optimizer, or both"
+    );
+    static_assert(
+        UpdateRule<Rule> || !has_optimizer,
         "Checkpoint: an engine's optimizer keeps its state itself; save and load it on the owner of each "
         "parameter, which owner_of() names"
     );
@@ -1461,14 +1761,18 @@ public:
         std::filesystem::path const& file,
         CheckpointOptions options = {}
     )
-        : zero_{zero}, file_{file.string()},
-          folder_{file.has_parent_path() ? file.parent_path().string() : "."}, options_{options} {
-        if (options.every == 0) {
-            throw ContractViolation{
-                "CheckpointOptions::every is 0, but a file is written every 1 or more rounds"
-            };
-        }
-    }
+        : Checkpoint{zero, nullptr, file, options} {}
+
+    /// A DistributedDataParallel, a sharded optimizer, or one of each, of one communicator. With both, the optimizer
+    /// has all parameters of the model, and the file the optimizer's values. A model alone may be stepped by anything:
+    /// attach_state() says what of that is to be in the file. In a guard a rank that trains on writes values and attached
+    /// state, outside of one rank 0. The state of a reduction is in host memory. All must outlive it. Local.
+    /// @throws ContractViolation  `every` is 0, or there are two communicators.
+    template <class... Js>
+    Checkpoint(
+        Participants<Js...> saved, std::filesystem::path const& file, CheckpointOptions options = {}
+    )
+        : Checkpoint{optimizer_of(saved), model_of(saved), file, options} {}
 
     /// Collective, outside a guard. Writes the file now. Each rank brings 64 MiB at a time to the
     /// disk, and the deadline must cover that, for all ranks that write to one disk together. On the
@@ -1477,19 +1781,19 @@ public:
     /// stays, with one exception: "cannot sync" the folder means that the new file, which is
     /// complete, has replaced it, but a power loss may bring the old one back.
     /// @throws CommunicationError  a rank cannot write.
-    /// @throws ContractViolation  in a guard, two parameters have one name, or a rule keeps another
-    ///         number of states than when its group was added.
+    /// @throws ContractViolation  in a guard, two parameters have one name, a rule keeps another
+    ///         number of states than when its group was added, or the optimizer lacks a parameter of the model.
     /// @throws Mismatch  settings or rounds() differ between ranks, as after a guard that failed: set
     ///         the settings on all ranks.
     /// @throws what the communicator throws.
     void write() {
         require_outside("write()");
-        write_file();
+        write_file(0);
     }
 
     /// Collective, outside a guard. Reads the file: values, state, settings and rounds(). On the
     /// first two errors all ranks throw as in write().
-    /// @throws ContractViolation  in a guard, the file is not a complete checkpoint of this model and rule: the text
+    /// @throws ContractViolation  in a guard, the file is not a complete checkpoint of this model, rule and reduction: the text
     ///         names the first tensor that differs; or the elements of a value come in another order than when it was
     ///         given. Nothing was changed.
     /// @throws CommunicationError  a rank cannot read; what was read so far is kept.
@@ -1516,7 +1820,7 @@ public:
     /// Runs the same steps on joined ranks.
     class Hook {
     public:
-        using runs_after = labels_of<labels::shards, labels::gradients>;
+        using runs_after = labels_of<labels::shards, labels::gradients, labels::step>;
 
         explicit Hook(Checkpoint& checkpoint) noexcept : checkpoint_{checkpoint} {}
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
@@ -1539,9 +1843,84 @@ public:
     }
 
 private:
+    using Optimizer = detail::OptimizerIn<Comm, Rule>;
+
+    template <class Given>
+    Checkpoint(
+        Given&& zero, Model* model, std::filesystem::path const& file, CheckpointOptions options
+    )
+        : zero_(std::forward<Given>(zero)), model_{model}, file_{file.string()},
+          folder_{file.has_parent_path() ? file.parent_path().string() : "."}, options_{options} {
+        if (options.every == 0) {
+            throw ContractViolation{
+                "CheckpointOptions::every is 0, but a file is written every 1 or more rounds"
+            };
+        }
+        if constexpr (has_model) {
+            if (detail::identity_of(model->join_communicator()) !=
+                detail::identity_of(zero_.join_communicator())) {
+                throw ContractViolation{
+                    "Checkpoint: the model and the optimizer have two communicators; make both with one"
+                };
+            }
+        }
+    }
+    template <class... Js>
+    static Model* model_of(Participants<Js...> const& saved) {
+        static_assert(
+            sizeof...(Js) == std::size_t{has_model} + std::size_t{has_optimizer},
+            "Checkpoint: participants(...) are a DistributedDataParallel, a sharded optimizer, or one of each; the "
+            "others of a guard have nothing to save"
+        );
+        if constexpr (has_model) {
+            return &std::get<Model&>(saved.joinables);
+        } else {
+            return nullptr;
+        }
+    }
+    template <class... Js>
+    static Optimizer optimizer_of(Participants<Js...> const& saved) {
+        if constexpr (has_optimizer) {
+            return std::get<typename detail::Saved<Js...>::Optimizer&>(saved.joinables);
+        } else {
+            auto& model = *model_of(saved);
+            return {model.join_communicator(), model.join_state(), model.saved().parameters};
+        }
+    }
+    /// All that the model has besides values, which the optimizer has.
+    /// @throws ContractViolation  the optimizer lacks a parameter of the model.
+    [[nodiscard]] detail::SavedModel saved_model() {
+        if constexpr (has_model) {
+            detail::SavedModel saved = model_->saved();
+            std::set<void const*> values;
+            for (detail::ShardGroup const& group : zero_.groups()) {
+                for (AnyParameter const& parameter : group.parameters) {
+                    static_cast<void>(values.insert(parameter.value().data()));
+                }
+            }
+            for (std::size_t i = 0; i < saved.parameters.size(); ++i) {
+                AnyView const value = saved.parameters[i].value();
+                if (value.numel() != 0 && !values.contains(value.data())) {
+                    throw ContractViolation{detail::concat(
+                        "Checkpoint: the optimizer has no ",
+                        detail::describe_parameter(saved.parameters, i),
+                        " of the model, so the file would lack it; give the optimizer all parameters"
+                    )};
+                }
+            }
+            return saved;
+        } else {
+            return {};
+        }
+    }
+
     void require_outside(std::string_view verb) {
-        if (detail::session_of(state_) != nullptr ||
-            detail::session_of(zero_.join_state()) != nullptr) {
+        bool is_inside = detail::session_of(state_) != nullptr ||
+                         detail::session_of(zero_.join_state()) != nullptr;
+        if constexpr (has_model) {
+            is_inside = is_inside || detail::session_of(model_->join_state()) != nullptr;
+        }
+        if (is_inside) {
             throw ContractViolation{detail::concat(
                 "Checkpoint::",
                 verb,
@@ -1555,17 +1934,22 @@ private:
         ++rounds_;
         if (rounds_ % options_.every == 0) {
             zero_.take_settings(round); // the loop may have set those of the next step
-            write_file();
+            write_file(round.buffer_source());
         }
     }
 
     template <class Rules>
-    [[nodiscard]] detail::ModelLayout layout_by(std::string const& name, Rules const& rules) const {
+    [[nodiscard]] detail::ModelLayout layout_by(
+        std::string const& name,
+        Rules const& rules,
+        detail::SavedModel const& model,
+        std::size_t writers
+    ) const {
         std::vector<detail::ModelLayout::Names> names;
         for (Rule const& rule : rules) {
             names.emplace_back(rule.state_names());
         }
-        return {name, zero_.groups(), names};
+        return {name, zero_.groups(), names, detail::kept_tensors(model), writers};
     }
 
     /// On a device the host first waits for collectives in flight, which have a deadline; streams
@@ -1578,10 +1962,13 @@ private:
         }
     }
 
-    void write_file() {
+    /// `source` writes what is the same on all ranks that have not joined.
+    void write_file(int source) {
         detail::ControlOver<Comm&> control{join_communicator()};
         bool const is_root = control.rank() == 0;
+        bool const is_source = control.rank() == (has_optimizer ? 0 : source);
         std::optional<detail::ModelLayout> layout;
+        detail::SavedModel model;
         std::vector<detail::TensorPart> parts;
         std::vector<std::uint64_t> words; // steps of each parameter, hash of each tensor
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
@@ -1590,11 +1977,16 @@ private:
             list.add("rounds", rounds_);
             wait_for_work();
             detail::check_before_save(zero_.groups(), zero_.rules());
-            layout.emplace(layout_by(file_, zero_.rules()));
+            model = saved_model();
+            auto const rank = static_cast<std::size_t>(control.rank());
+            auto const ranks = static_cast<std::size_t>(control.size());
+            layout.emplace(layout_by(file_, zero_.rules(), model, ranks));
             layout->place();
             parts = layout->own_state();
-            for (detail::TensorPart const& part : layout->own_values(is_root)) {
-                parts.push_back(part);
+            for (auto const& more :
+                 {layout->own_values(is_source), layout->own_kept(rank, control.rank() == source)
+                 }) {
+                parts.insert(parts.end(), more.begin(), more.end());
             }
             words = layout->own_steps();
             std::size_t const parameters = words.size();
@@ -1613,7 +2005,7 @@ private:
         std::string header;
         std::optional<detail::TemporaryFile> made; // on rank 0
         detail::on_all_ranks(control, [&](AgreementList& list) {
-            header = header_of(*layout, words, control.size());
+            header = header_of(*layout, words, control.size(), model);
             list.add("bytes of the header of the checkpoint", header.size());
             if (is_root) {
                 static_cast<void>(made.emplace(temporary));
@@ -1645,7 +2037,10 @@ private:
     }
 
     [[nodiscard]] std::string header_of(
-        detail::ModelLayout const& layout, std::span<std::uint64_t const> words, int world_size
+        detail::ModelLayout const& layout,
+        std::span<std::uint64_t const> words,
+        int world_size,
+        detail::SavedModel const& model
     ) const {
         detail::TrainingState state;
         state.rounds = rounds_;
@@ -1655,6 +2050,8 @@ private:
         for (Rule const& rule : zero_.rules()) {
             state.rules.push_back(detail::stored_settings(rule));
         }
+        state.reduction = detail::settings_of_reduction(model.settings);
+        state.order = model.order;
         std::size_t const parameters = words.size() - layout.tensors().size();
         state.steps.assign(words.begin(), words.begin() + std::ptrdiff_t(parameters));
         for (std::size_t k = 0; k < layout.tensors().size(); ++k) {
@@ -1669,6 +2066,8 @@ private:
         std::optional<detail::ModelLayout> layout;
         detail::TrainingState state;
         std::vector<Rule> rules;
+        detail::SavedModel model;
+        std::vector<std::uint64_t> counts; // of the reduction
         std::uint64_t first = 0;
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         detail::on_all_ranks(control, [&](AgreementList& list) {
@@ -1684,7 +2083,9 @@ private:
                 detail::HeaderParser{name, file->bytes() - first}.parse(text);
             state = detail::MetadataReader{name, header.metadata}.state();
             rules = rules_of(name, state);
-            layout.emplace(layout_by(name, rules));
+            model = saved_model();
+            counts = counts_of(name, state, model);
+            layout.emplace(layout_by(name, rules, model, state.world_size));
             layout->place_as(name, header);
             check(name, state, *layout);
         });
@@ -1702,9 +2103,85 @@ private:
                     data.read(tensor, here);
                 });
             }
+            layout->for_each_kept(
+                static_cast<std::size_t>(control.rank()),
+                static_cast<std::size_t>(control.size()),
+                [&](AnyView const& to, std::span<detail::TensorPart const> from) {
+                    read_sum(*layout, to, from, on_host, data);
+                }
+            );
+            if constexpr (has_model) {
+                for (std::size_t k = 0; k < counts.size(); ++k) {
+                    *model.reduction.counts[k].value = counts[k];
+                }
+                model_->resume(state.order);
+            }
             detail::device_of(join_communicator()).finish(); // the engine's stream sees the values
         });
         rounds_ = state.rounds;
+    }
+
+    /// Reads the sum of tensors of a file, in rank order. Sums of several, or of none, are in host memory and dense.
+    void read_sum(
+        detail::ModelLayout const& layout,
+        AnyView const& to,
+        std::span<detail::TensorPart const> parts,
+        detail::PartsOnHost& on_host,
+        detail::FileData& data
+    ) {
+        std::size_t const bytes = to.numel() * size_of(to.dtype());
+        auto* const sum = static_cast<std::byte*>(to.data());
+        if (parts.empty()) {
+            std::fill_n(sum, bytes, std::byte{0});
+            return;
+        }
+        auto const tensor_of = [&](detail::TensorPart const& part) -> detail::StoredTensor const& {
+            return layout.tensors()[part.tensor];
+        };
+        on_host.write(tensor_of(parts[0]), parts[0], [&](detail::TensorPart const& here) {
+            data.read(tensor_of(parts[0]), here);
+        });
+        std::vector<std::byte> summand(parts.size() > 1 ? bytes : 0);
+        for (std::size_t k = 1; k < parts.size(); ++k) {
+            detail::TensorPart part = parts[k];
+            part.data = summand.data();
+            data.read(tensor_of(part), part);
+            std::byte* const both[] = {sum, summand.data()};
+            detail::reduce_to(
+                to.dtype(),
+                ReduceOp::sum,
+                {2, [&](std::size_t i) { return both[i]; }},
+                {1, [&](std::size_t i) { return both[i]; }},
+                to.numel()
+            );
+        }
+    }
+
+    /// What the file has for the counts of the model's reduction.
+    /// @throws ContractViolation  it is of another reduction, or its buckets are of other parameters.
+    [[nodiscard]] std::vector<std::uint64_t> counts_of(
+        std::string const& name, detail::TrainingState const& state, detail::SavedModel const& model
+    ) const {
+        if (state.world_size == 0) {
+            detail::refuse_file(name, "its world size is 0, but expected is 1 or more");
+        }
+        std::vector<std::uint64_t> counts = detail::counts_of_reduction(
+            name,
+            state.reduction,
+            detail::settings_of_reduction(model.settings),
+            model.reduction.counts
+        );
+        if constexpr (has_model) {
+            if (!state.order.empty() && !model_->is_order(state.order)) {
+                detail::refuse_file(
+                    name,
+                    "it is of another model: its buckets have parameters ",
+                    state.order,
+                    ", which are not those that the model trains"
+                );
+            }
+        }
+        return counts;
     }
 
     [[nodiscard]] std::string read_header(std::string const& name, detail::File const& file) const {
@@ -1803,7 +2280,8 @@ private:
         }
     }
 
-    ShardedOptimizer<Comm, Rule>& zero_;
+    Optimizer zero_;
+    Model* model_;
     std::string file_;
     std::string folder_;
     CheckpointOptions options_;
@@ -1816,11 +2294,17 @@ Checkpoint(ShardedOptimizer<Comm, Rule>&, std::filesystem::path const&) -> Check
 template <class Comm, class Rule>
 Checkpoint(ShardedOptimizer<Comm, Rule>&, std::filesystem::path const&, CheckpointOptions)
     -> Checkpoint<Comm, Rule>;
+template <class... Js>
+Checkpoint(Participants<Js...>, std::filesystem::path const&, CheckpointOptions = {}) -> Checkpoint<
+    std::remove_cvref_t<
+        decltype(std::get<0>(std::declval<Participants<Js...>&>().joinables).join_communicator())>,
+    typename detail::Saved<Js...>::Rule,
+    typename detail::Saved<Js...>::Model>;
 
 }} // namespace joinable::v0
 
 // ---- joinable/checkpoint.hpp
 
 /// @file
-/// Checkpoints of sharded trainings in the safetensors layout. Needs nlohmann_json. Includes
+/// Checkpoints of trainings in the safetensors layout. Needs nlohmann_json. Includes
 /// <joinable/zero.hpp>.

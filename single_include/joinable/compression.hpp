@@ -591,11 +591,13 @@ public:
     /// Keeps the residuals of parameters that it has.
     void prepare(BucketParts parts) {
         for (BucketPart const& part : parts) {
-            auto& [memory, dtype] = of_parameter(residuals_, part.parameter);
-            if (memory.bytes() != bytes_of(part)) {
-                memory = Arena{bytes_of(part)};
-                dtype = part.dtype;
+            Residual& mine = of_parameter(residuals_, part.parameter);
+            if (mine.memory.bytes() != bytes_of(part)) {
+                mine.memory = Arena{bytes_of(part)};
             }
+            mine.dtype = number_dtype(part.dtype);
+            mine.extents = part.extents;
+            mine.strides = part.strides;
         }
         inputs_.prepare(parts, 0, bytes_of, [](std::size_t bytes) { return Arena{bytes}; });
     }
@@ -619,7 +621,7 @@ public:
     }
     template <class T>
     [[nodiscard]] T* residual(std::size_t parameter) const noexcept {
-        return reinterpret_cast<T*>(residuals_[parameter].first.data());
+        return reinterpret_cast<T*>(residuals_[parameter].memory.data());
     }
     /// Makes what is left in the inputs of a part its residual.
     template <class T>
@@ -630,12 +632,27 @@ public:
     /// Multiplies all residuals.
     void scale(double factor) {
         for (std::size_t parameter = 0; parameter < residuals_.size(); ++parameter) {
-            auto const& [memory, dtype] = residuals_[parameter];
-            visit_number(dtype, [&, bytes = memory.bytes()]<class T>(T) {
-                auto* const numbers = reinterpret_cast<std::byte*>(residual<T>(parameter));
-                cast_elements<T, T>(numbers, factor, numbers, bytes / sizeof(T));
+            Residual const& mine = residuals_[parameter];
+            visit_number(mine.dtype, [&]<class T>(T) {
+                std::byte* const numbers = mine.memory.data();
+                cast_elements<T, T>(numbers, factor, numbers, mine.memory.bytes() / sizeof(T));
             });
         }
+    }
+    /// Lists the residuals of parameters for which `is_kept(parameter)`.
+    template <class F>
+    void save(ReductionState& state, F const& is_kept) const {
+        for (std::size_t parameter = 0; parameter < residuals_.size(); ++parameter) {
+            auto const& [memory, dtype, extents, strides] = residuals_[parameter];
+            if (memory.bytes() != 0 && is_kept(parameter)) {
+                state.tensors.push_back(
+                    {"residual", parameter, memory.data(), dtype, extents, strides}
+                );
+            }
+        }
+    }
+    void save(ReductionState& state) const {
+        save(state, [](std::size_t) { return true; });
     }
 
 private:
@@ -643,7 +660,13 @@ private:
         return part.count * number_size(part.dtype);
     }
 
-    std::vector<std::pair<Arena, DType>> residuals_; ///< per parameter, and the gradient's type
+    struct Residual {
+        Arena memory;
+        DType dtype = DType::f32;
+        Shape extents;
+        Shape strides;
+    };
+    std::vector<Residual> residuals_; ///< per parameter
     RunMemory inputs_;
 };
 
@@ -732,6 +755,16 @@ struct CastTo {
         }
     }
     void agree_on(AgreementList& list) const { detail::agree_on_reduction(list, next); }
+    void save(ReductionState& state)
+        requires detail::saves_state<Next>
+    {
+        next.save(state);
+    }
+    void load(ReductionState const& state)
+        requires detail::saves_state<Next>
+    {
+        next.load(state);
+    }
 
 private:
     using Sent = std::
@@ -1023,6 +1056,10 @@ struct Int8Compression {
 
     /// Multiplies what this rank keeps, after the scale of the loss was multiplied by `factor`. Between rounds. Local.
     void scale_residuals(double factor) { feedback.scale(factor); }
+
+    /// The residuals, for a Checkpoint.
+    void save(ReductionState& state) const { feedback.save(state); }
+    static void load(ReductionState const& /*state*/) noexcept {}
 
 private:
     using Flag = std::uint32_t; ///< how many ranks contribute; before each part
@@ -1324,10 +1361,11 @@ namespace detail {
 
 /// What PowerSgd keeps of each parameter.
 struct LowRankFactors {
-    MatrixSize size; ///< of rank 0: it travels whole
-    Arena right;     ///< of the last round, and of the next one: the same on all ranks
-    Arena left;      ///< of this round, orthonormal: the same on all ranks
-    Arena own_right; ///< this rank's summand
+    MatrixSize size;          ///< of rank 0: it travels whole
+    DType dtype = DType::f32; ///< of the matrices
+    Arena right;              ///< of the last round, and of the next one: the same on all ranks
+    Arena left;               ///< of this round, orthonormal: the same on all ranks
+    Arena own_right;          ///< this rank's summand
     bool is_started = false;
     double contributors = 0; ///< of the run that begins here
 
@@ -1432,6 +1470,34 @@ struct PowerSgd {
     /// Multiplies what this rank keeps, after the scale of the loss was multiplied by `factor`. Between rounds. Local.
     void scale_residuals(double factor) { feedback.scale(factor); }
 
+    /// The residuals, the right matrices and the count of rounds, for a Checkpoint.
+    void save(ReductionState& state) {
+        state.counts.push_back({"PowerSgd::rounds", &rounds});
+        if (error_feedback) {
+            feedback.save(state, [&](std::size_t i) { return factors[i].size.rank != 0; });
+        }
+        for (std::size_t i = 0; warm_start && i < factors.size(); ++i) {
+            Factors const& mine = factors[i];
+            auto const [rows, columns, most] = mine.size;
+            if (most != 0) {
+                Shape const extents{most, columns};
+                Shape const strides = row_major_strides(extents);
+                state.tensors.push_back(
+                    {"warm_start", i, mine.right.data(), mine.dtype, extents, strides, true}
+                );
+            }
+        }
+    }
+    /// Zeros are of a matrix that no round has begun with.
+    void load(ReductionState const& /*state*/) noexcept {
+        for (Factors& mine : factors) {
+            auto const bytes = std::span{mine.right.data(), mine.right.bytes()};
+            mine.is_started = std::any_of(bytes.begin(), bytes.end(), [](std::byte byte) {
+                return byte != std::byte{0};
+            });
+        }
+    }
+
 private:
     using Factors = detail::LowRankFactors;
 
@@ -1480,6 +1546,7 @@ private:
     void prepare_factors(BucketPart const& part) {
         Factors& mine = detail::of_parameter(factors, part.parameter);
         auto const [rows, columns, most] = mine.size = size_of(part);
+        mine.dtype = detail::number_dtype(part.dtype);
         std::size_t const size = detail::number_size(part.dtype);
         if (mine.right.bytes() != most * columns * size ||
             mine.left.bytes() != most * rows * size) {
@@ -1761,6 +1828,10 @@ struct TopK {
 
     /// Multiplies what this rank keeps, after the scale of the loss was multiplied by `factor`. Between rounds. Local.
     void scale_residuals(double factor) { feedback.scale(factor); }
+
+    /// The residuals, for a Checkpoint.
+    void save(ReductionState& state) const { feedback.save(state); }
+    static void load(ReductionState const& /*state*/) noexcept {}
 
 private:
     using Word = std::uint32_t;

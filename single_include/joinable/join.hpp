@@ -3365,7 +3365,9 @@ template <class P>
 concept has_other_sparse_grad =
     !has_sparse_grad<P> && (requires { &parameter_traits_of<P>::is_sparse; } || requires {
         &parameter_traits_of<P>::sparse_grad;
-    } || requires { &parameter_traits_of<P>::set_sparse_grad; });
+    } || requires { &parameter_traits_of<P>::set_sparse_grad; } || requires(std::remove_cvref_t<P>& p) {
+        parameter_traits_of<P>::is_sparse(p);
+    } || requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::sparse_grad(p); });
 template <class P>
 concept has_other_is_handle = requires { &parameter_traits_of<P>::is_handle; } && !requires {
     requires std::same_as<decltype(parameter_traits_of<P>::is_handle), bool const>;
@@ -3872,7 +3874,7 @@ namespace detail {
 /// What a gradient holds: all elements, or those of its rows. Empty if there is none.
 [[nodiscard]] inline AnyView elements_of_gradient(AnyParameter const& parameter) {
     AnyView const dense = parameter.grad();
-    return dense ? dense : parameter.sparse_grad().values;
+    return dense || !parameter.is_sparse() ? dense : parameter.sparse_grad().values;
 }
 
 /// How error texts name a parameter of a list whose indices count from `first`.
@@ -4731,15 +4733,9 @@ concept SharesMemory = Communicator<C> && detail::has_share<C>;
 
 }} // namespace joinable::v0
 
-// ---- joinable/device/squares.hpp
+// ---- joinable/device/combined_terms.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-/// A sum of the squares of a tensor's elements, for Device::sum_squares().
-struct SquareSum {
-    AnyView tensor; ///< of a floating-point dtype
-    double* sum;    ///< in the memory of the tensor's device
-};
 
 // The order of a sum of squares, which is the same on every device, and so are the bits. Elements
 // count in the order of their indices, the last index changes fastest, wherever they lie in memory.
@@ -4773,18 +4769,6 @@ fold_lane(double* lanes, std::size_t half, std::size_t lane, Combine combine = {
     lanes[lane] = combine(lanes[lane], lanes[lane + half]);
 }
 
-/// A square has the same bits whether a compiler fuses it with the following sum or not: that of a
-/// float is exact in double.
-JOINABLE_HOST_DEVICE inline double square_of(float number) {
-    double const wide = static_cast<double>(number);
-    return wide * wide;
-}
-JOINABLE_HOST_DEVICE inline double square_of(double number) {
-    double square;
-    JOINABLE_ROUNDED_PRODUCT(square, number, number);
-    return square;
-}
-
 /// Where the elements of a tensor lie, in the order of their indices. Steps are in elements.
 struct IndexOrder {
     struct Level {
@@ -4807,44 +4791,6 @@ struct IndexOrder {
         return place + element * level[levels - 1].step;
     }
 };
-
-/// The sum of `power`-th powers of magnitudes, computed in double, for a tensor in host memory; 0 for one
-/// without elements. With an infinite power the largest magnitude, NaN if an element is NaN. @pre power > 0
-[[nodiscard]] double sum_of_powers(AnyView const& tensor, double power);
-[[nodiscard]] inline double sum_of_squares(AnyView const& tensor) {
-    return sum_of_powers(tensor, 2);
-}
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/device/impl/squares.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstddef>
-#include <type_traits>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION IndexOrder::IndexOrder(Shape const& extents, Shape const& strides)
-    : levels{0}, level{} {
-    for (std::size_t d = extents.size(); d-- > 0;) {
-        if (extents[d] == 1) {
-            continue;
-        }
-        if (levels != 0 && level[levels - 1].extent * level[levels - 1].step == strides[d]) {
-            level[levels - 1].extent *= extents[d];
-        } else {
-            level[levels++] = {extents[d], strides[d]};
-        }
-    }
-    if (levels == 0) { // a single element
-        level[levels++] = {1, 1};
-    }
-}
 
 /// Numbers that are combined in lanes.
 template <class Combine>
@@ -4900,24 +4846,70 @@ combine_terms(T const* first, std::size_t count, IndexOrder const& order, Term c
     return all.total();
 }
 
-JOINABLE_DEFINITION double sum_of_powers(AnyView const& tensor, double power) {
-    std::size_t const count = tensor.numel();
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/device/squares.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A sum of the squares of a tensor's elements, for Device::sum_squares().
+struct SquareSum {
+    AnyView tensor; ///< of a floating-point dtype
+    double* sum;    ///< in the memory of the tensor's device
+};
+
+/// A square has the same bits whether a compiler fuses it with the following sum or not: that of a
+/// float is exact in double.
+JOINABLE_HOST_DEVICE inline double square_of(float number) {
+    double const wide = static_cast<double>(number);
+    return wide * wide;
+}
+JOINABLE_HOST_DEVICE inline double square_of(double number) {
+    double square;
+    JOINABLE_ROUNDED_PRODUCT(square, number, number);
+    return square;
+}
+
+/// The sum of the squares of all elements, computed in double, for a tensor in host memory; 0 for one
+/// without elements.
+[[nodiscard]] double sum_of_squares(AnyView const& tensor);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/device/impl/squares.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstddef>
+#include <type_traits>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION IndexOrder::IndexOrder(Shape const& extents, Shape const& strides)
+    : levels{0}, level{} {
+    for (std::size_t d = extents.size(); d-- > 0;) {
+        if (extents[d] == 1) {
+            continue;
+        }
+        if (levels != 0 && level[levels - 1].extent * level[levels - 1].step == strides[d]) {
+            level[levels - 1].extent *= extents[d];
+        } else {
+            level[levels++] = {extents[d], strides[d]};
+        }
+    }
+    if (levels == 0) { // a single element
+        level[levels++] = {1, 1};
+    }
+}
+
+JOINABLE_DEFINITION double sum_of_squares(AnyView const& tensor) {
     IndexOrder const order{tensor.extents(), tensor.strides()};
     double result = 0;
     visit_floating(tensor.dtype(), [&]<class T>(std::type_identity<T>) {
         auto const* const first = static_cast<T const*>(tensor.data());
-        auto const magnitude = [](auto number) { return std::abs(static_cast<double>(number)); };
-        if (std::isinf(power)) {
-            result = combine_terms<LargerNumber>(first, count, order, magnitude);
-        } else if (power == 2) {
-            result = combine_terms<AddNumbers>(first, count, order, [](auto number) {
-                return square_of(number);
-            });
-        } else {
-            result = combine_terms<AddNumbers>(first, count, order, [&](auto number) {
-                return std::pow(magnitude(number), power);
-            });
-        }
+        result = combine_terms<AddNumbers>(first, tensor.numel(), order, [](auto number) {
+            return square_of(number);
+        });
     });
     return result;
 }
@@ -5012,7 +5004,7 @@ public:
     /// Whether sum_squares() works.
     [[nodiscard]] virtual bool can_sum_squares() const noexcept = 0;
     /// Submits, then adds the squares of each tensor's elements to a number, in double, in the order
-    /// of device/squares.hpp: all devices compute the same bits. No two numbers are the same one.
+    /// of device/combined_terms.hpp: all devices compute the same bits. No two numbers are the same one.
     /// `sums` may change when this returns.
     virtual void sum_squares(std::span<detail::SquareSum const> sums) = 0;
 
@@ -7252,6 +7244,28 @@ struct BucketRun {
     }
 };
 
+/// Where a reduction keeps a tensor of a parameter, in host memory.
+struct ReductionTensor {
+    std::string_view name; ///< such as "residual"
+    std::size_t parameter; ///< its index in the ParameterList
+    std::byte* data;
+    DType dtype; ///< of a tensor of each rank: f32 or f64
+    Shape extents;
+    Shape strides; ///< dense
+    bool is_same =
+        false; ///< on all ranks; else each rank has its own, and those of two ranks may be added
+};
+/// A number that changes as a reduction works, the same on all ranks. `label` is the one that agree_on() has for it.
+struct ReductionCount {
+    std::string_view label;
+    std::uint64_t* value;
+};
+/// What a reduction carries from one round to the next, for a Checkpoint.
+struct ReductionState {
+    std::vector<ReductionTensor> tensors;
+    std::vector<ReductionCount> counts;
+};
+
 namespace detail {
 
 template <class R>
@@ -7292,6 +7306,13 @@ concept advances_runs =
             reduction.advance(comm, run, step)
         } -> std::same_as<decltype(reduction.start(comm, run, 1.0, true))>;
     };
+
+/// Whether a reduction has something that a checkpoint keeps.
+template <class R>
+concept saves_state = requires(R& reduction, ReductionState& state) {
+    reduction.save(state);
+    reduction.load(state);
+} || requires { &R::save; }; // of another signature: the call says so
 
 /// The settings of a reduction, which ranks compare.
 template <class R>
@@ -7336,6 +7357,9 @@ void agree_on_reduction(AgreementList& list, R const& reduction) {
 /// |                                     | anew: the place to allocate. State is kept by parameter          |
 /// | `reduction.end_iteration()`         | on every rank, once its averages are where they belong           |
 /// | `reduction.agree_on(list)`          | lists settings, which ranks compare with those of others         |
+/// | `reduction.save(state)`             | local, between rounds: adds to a ReductionState where its state  |
+/// |                                     | lies, which a Checkpoint writes, or reads and then calls load()  |
+/// | `reduction.load(state)`             | local: what save() listed has the contents of a file             |
 /// Not checkable, but required: start() issues the same collectives on every rank, whether the rank
 /// contributes or not. The reducer owns the reduction. Models: AllReduce, those of <joinable/compression.hpp>, and inside
 /// ShardedDataParallel a sum to owners.
@@ -7662,8 +7686,14 @@ public:
 
     // -- this rank's rows --------------------------------------------------------------------------
 
-    /// Begins an iteration in which this rank's rows are multiplied by `factor`.
-    void begin(double factor) noexcept { factor_ = factor; }
+    /// Begins an iteration in which this rank's rows are multiplied by `factor`. If it does not receive the sums, they
+    /// stay what they were, because the engine may hold them.
+    void begin(double factor, bool receives) noexcept {
+        factor_ = factor;
+        receives_ = receives;
+    }
+    /// @throws ContractViolation  gradient `i` is not rows.
+    void require_no_dense(std::size_t i) const;
     /// Takes the rows of gradient `i`, times the factor, each once.
     /// @throws ContractViolation  an index is out of range, or indices or values do not fit the parameter.
     void pack(std::size_t i);
@@ -7687,7 +7717,9 @@ public:
         if (std::size_t const rows = begin_gathering(i); rows != 0) {
             f(indices_of(i));
             f(values_of(i));
-            add_up(i);
+            if (receives_) {
+                add_up(i);
+            }
         }
     }
 
@@ -7719,6 +7751,7 @@ private:
     [[nodiscard]] std::string describe(std::size_t i) const;
     void require_fit(std::size_t i, SparseRows const& rows) const;
     [[nodiscard]] static SparseRows rows_of(Sparse& sparse, RowList& rows);
+    [[nodiscard]] static AnyView row_of(Sparse const& sparse, std::byte* data);
 
     /// Returns the rows of all ranks.
     std::size_t begin_gathering(std::size_t i);
@@ -7732,6 +7765,7 @@ private:
     ParameterList parameters_;
     int rank_;
     double factor_ = 1;
+    bool receives_ = true;
     std::vector<std::size_t> listed_;
     std::vector<std::size_t> position_; ///< per parameter, in the lists that follow
     std::vector<Sparse> sparse_;
@@ -7741,572 +7775,9 @@ private:
     RowList raw_;
     std::vector<std::size_t> rank_counts_;
     std::vector<std::size_t> order_;
-    std::vector<std::byte> zeros_;
 };
 
 }}} // namespace joinable::v0::detail
-
-// ---- joinable/reduction/reduce.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-#ifndef JOINABLE_REDUCTION_REDUCE_HPP_PART_1
-#define JOINABLE_REDUCTION_REDUCE_HPP_PART_1
-
-#include <cstddef>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A function from an index to a value, or none. Refers to the given function.
-template <class T>
-class Numbered {
-public:
-    Numbered() = default;
-    template <class Function>
-    Numbered(std::size_t number, Function const& function) noexcept
-        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
-              return (*static_cast<Function const*>(called))(i);
-          }} {}
-
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
-
-private:
-    std::size_t size_ = 0;
-    void const* function_ = nullptr;
-    T (*call_)(void const*, std::size_t) = nullptr;
-};
-/// The addresses of all ranks' inputs, or of the outputs.
-using Places = Numbered<std::byte*>;
-/// The factors by which inputs are multiplied before they are added. May be empty.
-using Factors = Numbered<double>;
-
-/// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
-/// do not depend on which rank computes them or on how the work was divided. There is at least one
-/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
-/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
-/// are multiplied as floats.
-void reduce_to(
-    DType dtype,
-    ReduceOp op,
-    Places const& inputs,
-    Places const& outputs,
-    std::size_t count,
-    Factors const& factors = {},
-    InstructionSet set = instruction_set()
-);
-
-}}} // namespace joinable::v0::detail
-
-#endif
-#endif
-
-// ---- joinable/reduction/halves.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-#ifndef JOINABLE_REDUCTION_HALVES_HPP_PART_1
-#define JOINABLE_REDUCTION_HALVES_HPP_PART_1
-
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-
-/// @file
-/// Converts rows of 16-bit numbers to float and back, with the same bits as Half and BFloat16.
-/// Compiled for each instruction set. Rows do not overlap.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-template <sixteen_bits T>
-struct Widen {
-    static constexpr std::size_t from_bytes = sizeof(T);
-    static constexpr std::size_t to_bytes = sizeof(float);
-    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
-
-    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
-        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
-    }
-    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
-        EightFloats floats;
-        widen(load<EightHalves>(from), floats);
-        std::memcpy(to, &floats, sizeof(floats));
-    }
-};
-
-template <sixteen_bits T>
-struct Narrow {
-    static constexpr std::size_t from_bytes = sizeof(float);
-    static constexpr std::size_t to_bytes = sizeof(T);
-    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
-
-    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
-        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
-    }
-    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
-        EightFloats floats;
-        EightHalves halves;
-        std::memcpy(&floats, from, sizeof(floats));
-        narrow(floats, halves);
-        store(to, halves);
-    }
-};
-
-/// Converts a row. Uses the processor's instruction, if there is one.
-template <class C>
-struct ConvertLoop {
-    [[gnu::always_inline]] static void
-    run(std::size_t /*width*/,
-        std::size_t done,
-        std::byte const* __restrict from,
-        std::byte* __restrict to,
-        std::size_t count) noexcept {
-        for (std::size_t i = done; i < count; ++i) {
-            C::one(from + i * C::from_bytes, to + i * C::to_bytes);
-        }
-    }
-    JOINABLE_INLINE_AVX2 static std::size_t
-    convert(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-        std::size_t done = 0;
-        if constexpr (C::has_instruction) {
-            for (; done + 8 <= count; done += 8) {
-                C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
-            }
-        }
-        return done;
-    }
-};
-template <class C>
-using ConvertLoops = CompiledLoop<ConvertLoop<C>, std::byte const*, std::byte*, std::size_t>;
-
-}}} // namespace joinable::v0::detail
-
-#endif
-#endif
-
-// ---- joinable/reduction/lanes.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <bit>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <type_traits>
-#include <utility>
-
-/// @file
-/// Elements in registers, and the operations of a reduction on them. Registers are compiler vector
-/// types, and the functions are always inlined. The same source thus compiles for each instruction
-/// set, at any optimisation level.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A register of elements.
-template <class T, std::size_t width>
-struct Lanes {
-    using Register [[gnu::vector_size(width)]] = T;
-    static constexpr std::size_t bytes = width;
-    Register numbers;
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        std::memcpy(&numbers, from, width);
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        std::memcpy(to, &numbers, width);
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
-        operation(numbers, next.numbers);
-    }
-    /// Rounds the product before it is added, so that all processors give the same bits.
-    [[gnu::always_inline]] void scale(T factor) noexcept {
-        if constexpr (width == sizeof(T)) {
-            T product;
-            JOINABLE_ROUNDED_PRODUCT(product, numbers[0], factor);
-            numbers[0] = product;
-        } else {
-            JOINABLE_ROUNDED_PRODUCT(numbers, numbers, factor);
-        }
-    }
-};
-
-/// Registers that are computed together. They are half of a processor's registers, so that many
-/// loads are in flight before something is written. Four take 1.2 times as long in the second-level
-/// cache, as do twelve.
-template <class L>
-struct EightLanes {
-    static constexpr std::size_t number = 8;
-    static constexpr std::size_t bytes = number * L::bytes;
-    L lanes[number];
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        JOINABLE_UNROLL
-        for (std::size_t i = 0; i < number; ++i) {
-            lanes[i].load(from + i * L::bytes);
-        }
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        JOINABLE_UNROLL
-        for (std::size_t i = 0; i < number; ++i) {
-            lanes[i].store(to + i * L::bytes);
-        }
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void
-    combine(Operation const& operation, EightLanes const& next) noexcept {
-        JOINABLE_UNROLL
-        for (std::size_t i = 0; i < number; ++i) {
-            lanes[i].combine(operation, next.lanes[i]);
-        }
-    }
-    template <class T>
-    [[gnu::always_inline]] void scale(T factor) noexcept {
-        JOINABLE_UNROLL
-        for (L& lane : lanes) {
-            lane.scale(factor);
-        }
-    }
-};
-
-// An operation on registers: `a`, of the lower ranks, becomes the result of `a` and `b`.
-// `Number<T>` is a type that gives the same bits as T. Fewer types mean less to compile.
-
-/// Integers are added and multiplied as unsigned, because these wrap around. Signed overflow is
-/// undefined, and reducing any rank's data must be defined.
-template <class T>
-struct without_sign {
-    using type = T;
-};
-template <std::integral T>
-struct without_sign<T> {
-    using type = bits_of_size<sizeof(T)>;
-};
-
-struct Plus {
-    template <class T>
-    using Number = typename without_sign<T>::type;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a + b;
-    }
-};
-/// Adds each rank's value times that rank's factor. Floating-point numbers only.
-struct PlusScaled : Plus {
-    template <class T>
-    using Number = std::conditional_t<std::floating_point<T>, T, float>;
-};
-struct Times {
-    template <class T>
-    using Number = typename without_sign<T>::type;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a * b;
-    }
-};
-struct BitAnd {
-    template <class>
-    using Number = std::uint8_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a & b;
-    }
-};
-struct BitOr {
-    template <class>
-    using Number = std::uint8_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a | b;
-    }
-};
-
-/// A register for the bits of another one. Comparisons of that one have this type.
-template <class Register>
-using bits_of_register =
-    decltype(std::declval<Register const&>() < std::declval<Register const&>());
-
-/// Whether a register has floating-point numbers.
-template <class Register>
-inline constexpr bool has_floats =
-    std::floating_point<std::remove_cvref_t<decltype(std::declval<Register const&>()[0])>>;
-
-/// `x` becomes the result of two numbers. `x` and `y` are what a comparison of them chooses, in one
-/// order and in the other. They are the same, unless the numbers are 0 and -0, which an operation on
-/// bits decides, or a number is a NaN. A result that is NaN has the same bits whatever the NaNs have.
-template <class Register, class Operation>
-[[gnu::always_inline]] inline void
-resolve_floats(Register& x, Register const& y, Operation const& decide) noexcept {
-    using Bits = bits_of_register<Register>;
-    using Number = std::remove_cvref_t<decltype(x[0])>;
-    using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
-    constexpr auto quiet = std::bit_cast<Word>(std::numeric_limits<Number>::quiet_NaN());
-    Bits result;
-    Bits other;
-    std::memcpy(&result, &x, sizeof(x));
-    std::memcpy(&other, &y, sizeof(y));
-    decide(result, other);
-    result = x == y ? result : Bits{} | quiet;
-    std::memcpy(&x, &result, sizeof(x));
-}
-
-/// Among floating-point numbers a NaN wins, and -0 is less than 0. The bits thus do not depend on
-/// the order of ranks.
-struct Lesser {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        if constexpr (has_floats<Register>) {
-            Register const other = a < b ? a : b;
-            a = b < a ? b : a;
-            resolve_floats(a, other, BitOr{}); // of 0 and -0 it is -0
-        } else {
-            a = b < a ? b : a;
-        }
-    }
-};
-struct Greater {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        if constexpr (has_floats<Register>) {
-            Register const other = b < a ? a : b;
-            a = a < b ? b : a;
-            resolve_floats(a, other, BitAnd{}); // of 0 and -0 it is 0
-        } else {
-            a = a < b ? b : a;
-        }
-    }
-};
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/reduction/impl/reduce.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <span>
-#include <type_traits>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// One pass of a reduction. It reads every input once, in order, and writes every output. An output
-/// may be one of the inputs; otherwise they do not overlap.
-struct ReductionPass {
-    std::span<std::byte const* const> inputs;
-    std::span<std::byte* const> outputs;
-    std::size_t bytes;
-    double const* factors = nullptr; ///< for each input, for PlusScaled
-
-    static constexpr std::size_t most = 16; ///< of inputs, of outputs: more would overload a cache
-};
-
-template <class T, class Operation, class L>
-[[gnu::always_inline]] inline void
-load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t at) noexcept {
-    lanes.load(pass.inputs[input] + at);
-    if constexpr (std::is_same_v<Operation, PlusScaled>) {
-        lanes.scale(static_cast<T>(pass.factors[input]));
-    }
-}
-
-/// Reduces from byte `at` of every input as long as there are whole lanes. It reads all inputs of a
-/// lane before it writes. Returns the byte at which it stopped.
-template <class T, class L, class Operation>
-[[gnu::always_inline]] inline std::size_t
-reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
-    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
-        L result;
-        load_input<T, Operation>(result, pass, 0, at);
-        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
-            L next;
-            load_input<T, Operation>(next, pass, i, at);
-            result.combine(operation, next);
-        }
-        for (std::byte* const output : pass.outputs) {
-            result.store(output + at);
-        }
-    }
-    return at;
-}
-
-template <class T, std::size_t width, class Operation>
-[[gnu::always_inline]] inline void
-reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
-    std::size_t at = reduce_lanes<T, EightLanes<Lanes<T, width>>>(operation, pass, 0);
-    at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
-    if constexpr (width > 16) {
-        at = reduce_lanes<T, Lanes<T, 16>>(operation, pass, at);
-    }
-    reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
-}
-
-// The same loop for each instruction set. AVX-512 is only for float, the type of gradients and of
-// widened 16-bit numbers: it helps in cache, and every further function takes time to compile.
-template <class T, class Operation>
-JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 16>(Operation{}, pass);
-}
-template <class T, class Operation>
-JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 32>(Operation{}, pass);
-}
-
-template <class Operation>
-JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
-    reduce_bytes<float, 64>(Operation{}, pass);
-}
-
-/// The type in which a reduction computes: 16-bit numbers are widened first.
-template <class T>
-using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
-
-using RunPass = void (*)(ReductionPass const&) noexcept;
-
-template <class Operation>
-RunPass pass_function(DType dtype, InstructionSet set) {
-    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
-        using T = typename Operation::template Number<accumulator_of<Stored>>;
-        if constexpr (std::is_same_v<T, float>) {
-            if (set == InstructionSet::avx512) {
-                return &reduce_avx512<Operation>;
-            }
-        }
-        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
-                                               : &reduce_avx2<T, Operation>;
-    });
-}
-
-/// The function that runs passes on this processor, over numbers that are computed in their stored
-/// type.
-inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
-    switch (op) {
-    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
-    case ReduceOp::product: return pass_function<Times>(dtype, set);
-    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
-    case ReduceOp::max: return pass_function<Greater>(dtype, set);
-    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
-    case ReduceOp::bit_or: break;
-    }
-    return pass_function<BitOr>(dtype, set);
-}
-
-/// The function that runs passes of this reduction, scaled or not.
-inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
-    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
-}
-
-/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache. It
-/// is for more inputs or outputs than one pass takes, and for 16-bit numbers, which accumulate in
-/// float and are rounded once.
-class TiledReduction {
-public:
-    TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
-        : factors_{factors} {
-        if (is_half_precision(dtype)) {
-            bool const is_half = dtype == DType::f16;
-            widen_ = is_half ? ConvertLoops<Widen<Half>>::of(set)
-                             : ConvertLoops<Widen<BFloat16>>::of(set);
-            narrow_ = is_half ? ConvertLoops<Narrow<Half>>::of(set)
-                              : ConvertLoops<Narrow<BFloat16>>::of(set);
-            dtype = DType::f32;
-        }
-        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
-    }
-
-    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
-        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
-            std::size_t const n = (std::min)(tile_bytes, bytes - at);
-            std::byte const* const sum = reduce_tile(inputs, at, n);
-            std::byte* const first = outputs[0] + at;
-            if (narrow_ != nullptr) {
-                narrow_(sum, first, n / sizeof(Half));
-            } else {
-                std::memcpy(first, sum, n);
-            }
-            for (std::size_t i = 1; i < outputs.size(); ++i) {
-                std::memcpy(outputs[i] + at, first, n);
-            }
-        }
-    }
-
-private:
-    static constexpr std::size_t tile_bytes = 2048;
-    using Tile = std::array<std::byte, 2 * tile_bytes>; // room for widened numbers
-
-    /// Returns the unrounded result, in the first tile.
-    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
-        bool const widens = widen_ != nullptr;
-        std::byte* const sum = tiles_[0].data();
-        std::array<std::byte const*, ReductionPass::most> from;
-        std::array<double, ReductionPass::most> factors;
-        std::size_t filled = 0;
-        for (std::size_t i = 0; i < inputs.size(); ++i) {
-            from[filled] = inputs[i] + at;
-            factors[filled] = factors_.size() == 0 ? 1.0 : factors_[i];
-            if (widens) {
-                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
-                from[filled] = tiles_[filled].data();
-            }
-            ++filled;
-            if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
-                from[0] = sum;
-                factors[0] = 1.0;
-                filled = 1;
-            }
-        }
-        return sum;
-    }
-
-    Factors factors_;
-    RunPass run_pass_;
-    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
-};
-
-JOINABLE_DEFINITION void reduce_to(
-    DType dtype,
-    ReduceOp op,
-    Places const& inputs,
-    Places const& outputs,
-    std::size_t count,
-    Factors const& factors,
-    InstructionSet set
-) {
-    std::size_t const bytes = count * size_of(dtype);
-    std::array<std::byte const*, ReductionPass::most> from;
-    std::array<std::byte*, ReductionPass::most> to;
-    if (is_half_precision(dtype) || inputs.size() > from.size() || outputs.size() > to.size()) {
-        return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
-    }
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-        from[i] = inputs[i];
-    }
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-        to[i] = outputs[i];
-    }
-    std::array<double, ReductionPass::most> by;
-    for (std::size_t i = 0; i < factors.size(); ++i) {
-        by[i] = factors[i];
-    }
-    pass_function(dtype, op, factors.size() != 0, set)(
-        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
-    );
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
 
 // ---- joinable/bucket/detail/impl/sparse_gradients.ipp
 
@@ -8377,7 +7848,7 @@ JOINABLE_DEFINITION void SparseGradients::require_fit(std::size_t i, SparseRows 
     }
 }
 
-JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
+JOINABLE_DEFINITION void SparseGradients::require_no_dense(std::size_t i) const {
     if (parameters_[i].grad()) {
         throw ContractViolation{concat(
             describe(i),
@@ -8385,9 +7856,13 @@ JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
             "is_sparse return false"
         )};
     }
+}
+
+JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
+    require_no_dense(i);
     Sparse& sparse = at(i);
     SparseRows const rows = parameters_[i].sparse_grad();
-    if (!rows) {
+    if (!rows && !rows.indices) {
         zero(i);
         return;
     }
@@ -8440,7 +7915,9 @@ JOINABLE_DEFINITION std::size_t SparseGradients::begin_gathering(std::size_t i) 
     std::size_t const rows =
         std::accumulate(rank_counts_.begin(), rank_counts_.end(), std::size_t{0});
     raw_.resize(rows, at(i).row_bytes());
-    at(i).sum.resize(0, 0);
+    if (receives_) {
+        at(i).sum.resize(0, 0);
+    }
     return rows;
 }
 
@@ -8469,6 +7946,10 @@ JOINABLE_DEFINITION void SparseGradients::add_up(std::size_t i) {
     coalesce(at(i), raw_, at(i).sum);
 }
 
+JOINABLE_DEFINITION AnyView SparseGradients::row_of(Sparse const& sparse, std::byte* data) {
+    return {data, sparse.dtype, {sparse.row()}, {1}};
+}
+
 JOINABLE_DEFINITION void
 SparseGradients::coalesce(Sparse const& sparse, RowList const& from, RowList& to) {
     order_.resize(from.indices.size());
@@ -8478,28 +7959,19 @@ SparseGradients::coalesce(Sparse const& sparse, RowList const& from, RowList& to
     });
     std::size_t const bytes = sparse.row_bytes();
     to.resize(order_.size(), bytes); // at most
-    zeros_.resize(bytes);
     std::size_t rows = 0;
     for (std::size_t first = 0; first < order_.size();) {
         std::size_t last = first + 1;
         while (last < order_.size() && from.indices[order_[last]] == from.indices[order_[first]]) {
             ++last;
         }
-        // A sum of dense gradients adds to zeros, which makes -0 a 0.
-        auto const input = [&](std::size_t k) {
-            // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): inputs are not written
-            return k == 0
-                       ? zeros_.data()
-                       : const_cast<std::byte*>(from.values.data() + order_[first + k - 1] * bytes);
-        };
-        auto const output = [&](std::size_t) { return to.values.data() + rows * bytes; };
-        reduce_to(
-            sparse.dtype,
-            ReduceOp::sum,
-            Places{1 + last - first, input},
-            Places{1, output},
-            sparse.row()
-        );
+        AnyView const sum = row_of(sparse, to.values.data() + rows * bytes);
+        fill_zero(sum); // as a dense gradient begins, so -0 becomes 0
+        for (std::size_t k = first; k < last; ++k) {
+            // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it is not written
+            add(row_of(sparse, const_cast<std::byte*>(from.values.data()) + order_[k] * bytes),
+                sum);
+        }
         to.indices[rows++] = from.indices[order_[first]];
         first = last;
     }
@@ -8521,7 +7993,7 @@ JOINABLE_DEFINITION void SparseGradients::deliver(std::size_t i) {
 
 JOINABLE_DEFINITION bool SparseGradients::is_resident(std::size_t i) {
     AnyView const values = parameters_[i].sparse_grad().values;
-    return values && values.data() == at(i).sum.values.data();
+    return values.numel() != 0 && values.data() == at(i).sum.values.data();
 }
 
 JOINABLE_DEFINITION void SparseGradients::clear(std::size_t i) {
@@ -8761,7 +8233,10 @@ public:
                     "false, or make it a buffer"
                 )};
             }
-            if (AnyView const gradient = parameters_[i].grad()) {
+            if (sparse_.has(i)) {
+                check_value(parameters_, i, memory.id());
+                sparse_.require_no_dense(i);
+            } else if (AnyView const gradient = parameters_[i].grad()) {
                 require_fit(i, gradient);
             }
             if (are_views_ && !sparse_.has(i) && !parameters_[i].can_set_grad()) {
@@ -8867,7 +8342,7 @@ public:
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
             require_fit(i, gradient);
-        } else if (parameters_[i].sparse_grad()) {
+        } else if (parameters_[i].sparse_grad().values.numel() != 0) {
             throw ContractViolation{concat(
                 describe(i),
                 " has a sparse gradient, but its gradients were dense when the model was made; let is_sparse "
@@ -8918,8 +8393,12 @@ public:
     void follow_others(std::size_t i, OtherGradient other) override {
         is_of_others_[i] = has_joined_;
         if (sparse_.has(i)) {
-            bool const drops = other == OtherGradient::none && parameters_[i].can_release_grad();
-            drops ? parameters_[i].release_grad() : sparse_.clear(i);
+            bool const is_there = has(i);
+            if (is_there && other == OtherGradient::none && parameters_[i].can_release_grad()) {
+                parameters_[i].release_grad();
+            } else if (is_there || other == OtherGradient::zeros) {
+                sparse_.clear(i);
+            }
             return;
         }
         follow_other(parameters_[i], other, device(), [&] {
@@ -8938,7 +8417,11 @@ public:
     void end_guard() override {
         for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
             if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
-                sparse_.has(i) ? sparse_.clear(i) : clear_gradient(parameters_[i], device());
+                if (!sparse_.has(i)) {
+                    clear_gradient(parameters_[i], device());
+                } else if (has(i)) {
+                    sparse_.clear(i);
+                }
             }
             is_of_others_[i] = false;
         }
@@ -9869,7 +9352,7 @@ namespace joinable { inline namespace v0 {
 /// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
 /// `Reduction` defines how a bucket travels, see BucketReduction. Rows travel as they are, in no bucket, and are added
-/// in rank order: so many ranks, so many rows in memory. Nothing is allocated after the
+/// in rank order: the memory for them grows to the most rows so far. Nothing is allocated after the
 /// buckets are final, unless gradients that are summed where they lie get other memory. `Times` is notified of each collective of a bucket.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
@@ -9879,7 +9362,8 @@ public:
     /// Local. Buckets are in arenas of make_arena(). `comm` and the objects that the parameters
     /// refer to must outlive the reducer.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
-    ///         gradient does not fit its value; gradients as bucket views lack set_grad; gradients are rows and `comm` has no all_gather; neither
+    ///         gradient does not fit its value; gradients as bucket views lack set_grad; gradients are rows,
+    ///         and `comm` has no all_gather or the reduction does not deliver; neither
     ///         the device (Device::can_scale()) nor the reduction can scale gradients. Nothing was
     ///         changed.
     Reducer(
@@ -9912,14 +9396,16 @@ public:
         std::shared_ptr<Times> timeline = std::make_shared<Times>()
     )
         : comm_{comm}, host_{comm}, reduction_{checked(comm, std::move(reduction))},
-          gradients_{std::move(gradients)}, iteration_{*gradients_, options},
-          is_rebuild_due_{detail::rebuilds(options)}, timeline_{std::move(timeline)},
-          words_{&own_words_}, own_words_{comm} {
-        if (auto const* const sparse = gradients_->sparse();
-            sparse != nullptr && !AllGathers<Comm>) {
+          gradients_{std::move(gradients)}, sparse_{gradients_->sparse()},
+          iteration_{*gradients_, options}, is_rebuild_due_{detail::rebuilds(options)},
+          timeline_{std::move(timeline)}, words_{&own_words_}, own_words_{comm} {
+        if (sparse_ != nullptr && !(AllGathers<Comm> && reduction_.delivers)) {
             throw ContractViolation{detail::concat(
-                detail::describe_parameter(parameters(), sparse->parameters().front()),
-                " has sparse gradients, but this communicator has no all_gather; give it one, or give dense gradients"
+                detail::describe_parameter(parameters(), sparse_->parameters().front()),
+                " has sparse gradients, but ",
+                AllGathers<Comm> ? "the reduction delivers no averages"
+                                 : "this communicator has no all_gather; give it one",
+                ", or give dense gradients"
             )};
         }
         order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
@@ -9962,6 +9448,30 @@ public:
 
     /// Whether buckets are still to be cut anew. Local.
     [[nodiscard]] bool is_rebuild_due() const noexcept { return is_rebuild_due_; }
+
+    /// The order by which the buckets were cut anew; empty if they were not. Local.
+    [[nodiscard]] std::span<std::uint64_t const> order() const noexcept {
+        return std::span{order_message_}.subspan(
+            is_rebuild_due_ || order_message_.empty() ? order_message_.size() : 1
+        );
+    }
+    /// Whether `order` is one of the trained parameters.
+    [[nodiscard]] bool is_order(std::span<std::uint64_t const> order) const {
+        std::vector<std::uint64_t> given{order.begin(), order.end()};
+        std::vector<std::uint64_t> own{gradients_->trained().begin(), gradients_->trained().end()};
+        std::sort(given.begin(), given.end());
+        std::sort(own.begin(), own.end());
+        return given == own;
+    }
+    /// Cuts the buckets as the reducer of another training did, from which a checkpoint has order(). If buckets are
+    /// never cut anew, it does nothing. The same on all ranks, between iterations. Local.
+    void take_order(std::span<std::uint64_t const> order) {
+        iteration_.require_closed();
+        if (order.size() + 1 == order_message_.size()) {
+            std::copy(order.begin(), order.end(), order_message_.begin() + 1);
+            cut_anew();
+        }
+    }
 
     /// Whether the last iteration copied gradients that BucketOptions::gradient_as_bucket_view would make views of the
     /// buckets. Local.
@@ -10243,8 +9753,8 @@ private:
         has_failed_start_ = has_lost_average_ = false;
         launched_ = tested_ = finished_ = 0;
         counts_.reset();
-        if (detail::SparseGradients* const sparse = gradients_->sparse()) {
-            sparse->begin(factor);
+        if (sparse_ != nullptr) {
+            sparse_->begin(factor, !without || !without->is_untouched());
         }
     }
 
@@ -10275,7 +9785,7 @@ private:
                 turns().note_started(next_bucket_++);
             }
         } while (turns().proceed());
-        if (next_bucket_ == buckets().size()) {
+        if (sparse_ != nullptr && next_bucket_ == buckets().size()) {
             launch_counts();
         }
     }
@@ -10283,9 +9793,8 @@ private:
     /// Calls f(i) for every gradient of rows that some rank uses.
     template <class F>
     void for_each_sparse(F const& f) {
-        if (detail::SparseGradients const* const sparse = gradients_->sparse();
-            sparse != nullptr && reduction_.delivers) {
-            for (std::size_t const i : sparse->parameters()) {
+        if (sparse_ != nullptr) {
+            for (std::size_t const i : sparse_->parameters()) {
                 if (iteration_.is_used(i)) {
                     f(i);
                 }
@@ -10302,17 +9811,17 @@ private:
         }
         has_failed_start_ = true; // unless this one returns
         for_each_sparse([&](std::size_t i) { iteration_.take_unused(i); });
-        static_cast<void>(counts_.emplace(gather(comm_, gradients_->sparse()->counts())));
+        static_cast<void>(counts_.emplace(gather(comm_, sparse_->counts())));
         has_failed_start_ = false;
     }
     void gather_rows() {
         if (!counts_) {
             return;
         }
+        has_lost_average_ = true; // unless this one returns
         counts_->wait();
-        detail::SparseGradients& sparse = *gradients_->sparse();
         for_each_sparse([&](std::size_t i) {
-            sparse.for_each_gather(i, [&](detail::SparseGradients::Gather const& rows) {
+            sparse_->for_each_gather(i, [&](detail::SparseGradients::Gather const& rows) {
                 [[maybe_unused]] auto const range =
                     timeline_->bucket(buckets().size(), rows.whole.bytes());
                 gather(comm_, rows).wait();
@@ -10320,6 +9829,7 @@ private:
             gradients_->deliver(i);
         });
         counts_.reset();
+        has_lost_average_ = false;
     }
 
     void launch_bucket(std::size_t index) {
@@ -10445,11 +9955,14 @@ private:
         Buffer const message{order_message_.data(), order_message_.size(), DType::u64};
         host_.broadcast(message, order_source_).wait();
         if (order_message_[0] != 0) {
-            gradients_->rebuild({order_message_.begin() + 1, order_message_.end()});
-            iteration_.set_ordered();
-            fit_to_buckets();
-            is_rebuild_due_ = false;
+            cut_anew();
         }
+    }
+    void cut_anew() {
+        gradients_->rebuild({order_message_.begin() + 1, order_message_.end()});
+        iteration_.set_ordered();
+        fit_to_buckets();
+        is_rebuild_due_ = false;
     }
 
     void fit_to_buckets() {
@@ -10471,6 +9984,7 @@ private:
     double factor_ = 1; ///< applied by the reduction
     bool contributes_ = false;
     std::unique_ptr<detail::Gradients> gradients_;
+    detail::SparseGradients* sparse_; ///< of these; null: none are rows
     detail::Iteration iteration_;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
@@ -16586,6 +16100,23 @@ inline ModelCommunicator::~ModelCommunicator() {
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/participant/saved_model.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What a rank has of a model besides gradients, for a Checkpoint. Views are valid until the next round.
+struct SavedModel {
+    ParameterList parameters;
+    std::vector<AnyView> buffers;  ///< may differ between ranks
+    std::vector<AnyView> attached; ///< by attach_state()
+    AgreementList settings;        ///< of the reduction, if it has state
+    ReductionState reduction;
+    std::vector<std::uint64_t>
+        order; ///< of the parameters in its buckets; empty: as they were given
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/participant/detail/module_state.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -16635,6 +16166,11 @@ public:
         views.insert(views.end(), state.begin(), state.end());
         TensorList list = tensor_list(std::move(views));
         return CoalescedBroadcast{std::move(list), piece_bytes, "tensor", BufferMemory{comm_}};
+    }
+
+    /// Local. Valid until the next call of a member.
+    [[nodiscard]] SavedModel saved() {
+        return {parameters_, buffers_.current_views(), attached_.views(), {}, {}, {}};
     }
 
     [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }
@@ -16822,11 +16358,14 @@ JOINABLE_DEFINITION void ReadyCheck::require_unchanged() {
 }
 
 JOINABLE_DEFINITION std::uint64_t ReadyCheck::hash_of(std::size_t i) {
-    AnyView const gradient = i < parameters_.size() ? parameters_[i].grad() : AnyView{};
+    AnyView const gradient =
+        i < parameters_.size() ? elements_of_gradient(parameters_[i]) : AnyView{};
     if (!gradient || !has_memory(gradient)) {
         return no_gradient; // the reducer reports it where there has to be one
     }
-    return elements_.hash(gradient);
+    std::uint64_t const elements = elements_.hash(gradient);
+    AnyView const indices = parameters_[i].sparse_grad().indices;
+    return indices ? elements ^ elements_.hash(indices) : elements;
 }
 
 }}} // namespace joinable::v0::detail
@@ -17799,6 +17338,32 @@ public:
         list.add("model", model_);
         model_collectives_.agree_on(list);
     }
+    /// For Checkpoint: what it writes, and where it reads to. Local, between rounds.
+    [[nodiscard]] detail::SavedModel saved() {
+        detail::SavedModel saved = module_->saved();
+        if constexpr (detail::saves_state<Reduction>) {
+            detail::agree_on_reduction(saved.settings, reducer_->reduction());
+            reducer_->reduction().save(saved.reduction);
+            saved.order.assign(reducer_->order().begin(), reducer_->order().end());
+        }
+        return saved;
+    }
+    /// Whether `order` is one of the parameters that these buckets have. Local.
+    [[nodiscard]] bool is_order(std::span<std::uint64_t const> order) const {
+        return reducer_->is_order(order);
+    }
+    /// For Checkpoint, once what saved() listed has the contents of a file: continues with the buckets of the training
+    /// that wrote it, in this order; empty: with those that are there. Local, between rounds.
+    void resume(std::span<std::uint64_t const> order) {
+        if (!order.empty()) {
+            reducer_->take_order(order);
+        }
+        if constexpr (detail::saves_state<Reduction>) {
+            ReductionState state;
+            reducer_->reduction().save(state);
+            reducer_->reduction().load(state);
+        }
+    }
     /// For GuardView::averaged.
     void list_averaged(std::vector<void const*>& values) const {
         for (AnyParameter const& parameter : reducer_->parameters()) {
@@ -18147,7 +17712,7 @@ template <class Comm, class Rule>
 class ZeroRedundancyOptimizer;
 template <class Comm, class Rule, Timeline Times = NoTimeline>
 class ShardedDataParallel;
-template <class Comm, class Rule>
+template <class Comm, class Rule, class Model = void>
 class Checkpoint;
 template <class Comm, class Passes>
 class CapturedStep;
@@ -18192,8 +17757,8 @@ template <class Rule>
 class Checkpoint<detail::NoHeader, Rule> {
     static_assert(
         std::is_void_v<Rule>,
-        "Checkpoint: include <joinable/checkpoint.hpp>, and give a sharded optimizer, a file and options, as in "
-        "Checkpoint save{zero, file, {.every = 100}}"
+        "Checkpoint: include <joinable/checkpoint.hpp>, and give a sharded optimizer, or participants(ddp) or "
+        "participants(ddp, zero), a file and options, as in Checkpoint save{zero, file, {.every = 100}}"
     );
 
 public:
@@ -21530,6 +21095,568 @@ void combine_contributions(
 );
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/reduction/reduce.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_REDUCTION_REDUCE_HPP_PART_1
+#define JOINABLE_REDUCTION_REDUCE_HPP_PART_1
+
+#include <cstddef>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A function from an index to a value, or none. Refers to the given function.
+template <class T>
+class Numbered {
+public:
+    Numbered() = default;
+    template <class Function>
+    Numbered(std::size_t number, Function const& function) noexcept
+        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
+              return (*static_cast<Function const*>(called))(i);
+          }} {}
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
+
+private:
+    std::size_t size_ = 0;
+    void const* function_ = nullptr;
+    T (*call_)(void const*, std::size_t) = nullptr;
+};
+/// The addresses of all ranks' inputs, or of the outputs.
+using Places = Numbered<std::byte*>;
+/// The factors by which inputs are multiplied before they are added. May be empty.
+using Factors = Numbered<double>;
+
+/// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
+/// do not depend on which rank computes them or on how the work was divided. There is at least one
+/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
+/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
+/// are multiplied as floats.
+void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    Factors const& factors = {},
+    InstructionSet set = instruction_set()
+);
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
+// ---- joinable/reduction/halves.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_REDUCTION_HALVES_HPP_PART_1
+#define JOINABLE_REDUCTION_HALVES_HPP_PART_1
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+/// @file
+/// Converts rows of 16-bit numbers to float and back, with the same bits as Half and BFloat16.
+/// Compiled for each instruction set. Rows do not overlap.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <sixteen_bits T>
+struct Widen {
+    static constexpr std::size_t from_bytes = sizeof(T);
+    static constexpr std::size_t to_bytes = sizeof(float);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        widen(load<EightHalves>(from), floats);
+        std::memcpy(to, &floats, sizeof(floats));
+    }
+};
+
+template <sixteen_bits T>
+struct Narrow {
+    static constexpr std::size_t from_bytes = sizeof(float);
+    static constexpr std::size_t to_bytes = sizeof(T);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        EightHalves halves;
+        std::memcpy(&floats, from, sizeof(floats));
+        narrow(floats, halves);
+        store(to, halves);
+    }
+};
+
+/// Converts a row. Uses the processor's instruction, if there is one.
+template <class C>
+struct ConvertLoop {
+    [[gnu::always_inline]] static void
+    run(std::size_t /*width*/,
+        std::size_t done,
+        std::byte const* __restrict from,
+        std::byte* __restrict to,
+        std::size_t count) noexcept {
+        for (std::size_t i = done; i < count; ++i) {
+            C::one(from + i * C::from_bytes, to + i * C::to_bytes);
+        }
+    }
+    JOINABLE_INLINE_AVX2 static std::size_t
+    convert(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+        std::size_t done = 0;
+        if constexpr (C::has_instruction) {
+            for (; done + 8 <= count; done += 8) {
+                C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+            }
+        }
+        return done;
+    }
+};
+template <class C>
+using ConvertLoops = CompiledLoop<ConvertLoop<C>, std::byte const*, std::byte*, std::size_t>;
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
+// ---- joinable/reduction/lanes.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+/// @file
+/// Elements in registers, and the operations of a reduction on them. Registers are compiler vector
+/// types, and the functions are always inlined. The same source thus compiles for each instruction
+/// set, at any optimisation level.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A register of elements.
+template <class T, std::size_t width>
+struct Lanes {
+    using Register [[gnu::vector_size(width)]] = T;
+    static constexpr std::size_t bytes = width;
+    Register numbers;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        std::memcpy(&numbers, from, width);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        std::memcpy(to, &numbers, width);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
+        operation(numbers, next.numbers);
+    }
+    /// Rounds the product before it is added, so that all processors give the same bits.
+    [[gnu::always_inline]] void scale(T factor) noexcept {
+        if constexpr (width == sizeof(T)) {
+            T product;
+            JOINABLE_ROUNDED_PRODUCT(product, numbers[0], factor);
+            numbers[0] = product;
+        } else {
+            JOINABLE_ROUNDED_PRODUCT(numbers, numbers, factor);
+        }
+    }
+};
+
+/// Registers that are computed together. They are half of a processor's registers, so that many
+/// loads are in flight before something is written. Four take 1.2 times as long in the second-level
+/// cache, as do twelve.
+template <class L>
+struct EightLanes {
+    static constexpr std::size_t number = 8;
+    static constexpr std::size_t bytes = number * L::bytes;
+    L lanes[number];
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        JOINABLE_UNROLL
+        for (std::size_t i = 0; i < number; ++i) {
+            lanes[i].load(from + i * L::bytes);
+        }
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        JOINABLE_UNROLL
+        for (std::size_t i = 0; i < number; ++i) {
+            lanes[i].store(to + i * L::bytes);
+        }
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void
+    combine(Operation const& operation, EightLanes const& next) noexcept {
+        JOINABLE_UNROLL
+        for (std::size_t i = 0; i < number; ++i) {
+            lanes[i].combine(operation, next.lanes[i]);
+        }
+    }
+    template <class T>
+    [[gnu::always_inline]] void scale(T factor) noexcept {
+        JOINABLE_UNROLL
+        for (L& lane : lanes) {
+            lane.scale(factor);
+        }
+    }
+};
+
+// An operation on registers: `a`, of the lower ranks, becomes the result of `a` and `b`.
+// `Number<T>` is a type that gives the same bits as T. Fewer types mean less to compile.
+
+/// Integers are added and multiplied as unsigned, because these wrap around. Signed overflow is
+/// undefined, and reducing any rank's data must be defined.
+template <class T>
+struct without_sign {
+    using type = T;
+};
+template <std::integral T>
+struct without_sign<T> {
+    using type = bits_of_size<sizeof(T)>;
+};
+
+struct Plus {
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a + b;
+    }
+};
+/// Adds each rank's value times that rank's factor. Floating-point numbers only.
+struct PlusScaled : Plus {
+    template <class T>
+    using Number = std::conditional_t<std::floating_point<T>, T, float>;
+};
+struct Times {
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a * b;
+    }
+};
+struct BitAnd {
+    template <class>
+    using Number = std::uint8_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a & b;
+    }
+};
+struct BitOr {
+    template <class>
+    using Number = std::uint8_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a | b;
+    }
+};
+
+/// A register for the bits of another one. Comparisons of that one have this type.
+template <class Register>
+using bits_of_register =
+    decltype(std::declval<Register const&>() < std::declval<Register const&>());
+
+/// Whether a register has floating-point numbers.
+template <class Register>
+inline constexpr bool has_floats =
+    std::floating_point<std::remove_cvref_t<decltype(std::declval<Register const&>()[0])>>;
+
+/// `x` becomes the result of two numbers. `x` and `y` are what a comparison of them chooses, in one
+/// order and in the other. They are the same, unless the numbers are 0 and -0, which an operation on
+/// bits decides, or a number is a NaN. A result that is NaN has the same bits whatever the NaNs have.
+template <class Register, class Operation>
+[[gnu::always_inline]] inline void
+resolve_floats(Register& x, Register const& y, Operation const& decide) noexcept {
+    using Bits = bits_of_register<Register>;
+    using Number = std::remove_cvref_t<decltype(x[0])>;
+    using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
+    constexpr auto quiet = std::bit_cast<Word>(std::numeric_limits<Number>::quiet_NaN());
+    Bits result;
+    Bits other;
+    std::memcpy(&result, &x, sizeof(x));
+    std::memcpy(&other, &y, sizeof(y));
+    decide(result, other);
+    result = x == y ? result : Bits{} | quiet;
+    std::memcpy(&x, &result, sizeof(x));
+}
+
+/// Among floating-point numbers a NaN wins, and -0 is less than 0. The bits thus do not depend on
+/// the order of ranks.
+struct Lesser {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        if constexpr (has_floats<Register>) {
+            Register const other = a < b ? a : b;
+            a = b < a ? b : a;
+            resolve_floats(a, other, BitOr{}); // of 0 and -0 it is -0
+        } else {
+            a = b < a ? b : a;
+        }
+    }
+};
+struct Greater {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        if constexpr (has_floats<Register>) {
+            Register const other = b < a ? a : b;
+            a = a < b ? b : a;
+            resolve_floats(a, other, BitAnd{}); // of 0 and -0 it is 0
+        } else {
+            a = a < b ? b : a;
+        }
+    }
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/reduction/impl/reduce.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// One pass of a reduction. It reads every input once, in order, and writes every output. An output
+/// may be one of the inputs; otherwise they do not overlap.
+struct ReductionPass {
+    std::span<std::byte const* const> inputs;
+    std::span<std::byte* const> outputs;
+    std::size_t bytes;
+    double const* factors = nullptr; ///< for each input, for PlusScaled
+
+    static constexpr std::size_t most = 16; ///< of inputs, of outputs: more would overload a cache
+};
+
+template <class T, class Operation, class L>
+[[gnu::always_inline]] inline void
+load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t at) noexcept {
+    lanes.load(pass.inputs[input] + at);
+    if constexpr (std::is_same_v<Operation, PlusScaled>) {
+        lanes.scale(static_cast<T>(pass.factors[input]));
+    }
+}
+
+/// Reduces from byte `at` of every input as long as there are whole lanes. It reads all inputs of a
+/// lane before it writes. Returns the byte at which it stopped.
+template <class T, class L, class Operation>
+[[gnu::always_inline]] inline std::size_t
+reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
+    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
+        L result;
+        load_input<T, Operation>(result, pass, 0, at);
+        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
+            L next;
+            load_input<T, Operation>(next, pass, i, at);
+            result.combine(operation, next);
+        }
+        for (std::byte* const output : pass.outputs) {
+            result.store(output + at);
+        }
+    }
+    return at;
+}
+
+template <class T, std::size_t width, class Operation>
+[[gnu::always_inline]] inline void
+reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
+    std::size_t at = reduce_lanes<T, EightLanes<Lanes<T, width>>>(operation, pass, 0);
+    at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
+    if constexpr (width > 16) {
+        at = reduce_lanes<T, Lanes<T, 16>>(operation, pass, at);
+    }
+    reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
+}
+
+// The same loop for each instruction set. AVX-512 is only for float, the type of gradients and of
+// widened 16-bit numbers: it helps in cache, and every further function takes time to compile.
+template <class T, class Operation>
+JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
+    reduce_bytes<T, 16>(Operation{}, pass);
+}
+template <class T, class Operation>
+JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
+    reduce_bytes<T, 32>(Operation{}, pass);
+}
+
+template <class Operation>
+JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
+    reduce_bytes<float, 64>(Operation{}, pass);
+}
+
+/// The type in which a reduction computes: 16-bit numbers are widened first.
+template <class T>
+using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
+
+using RunPass = void (*)(ReductionPass const&) noexcept;
+
+template <class Operation>
+RunPass pass_function(DType dtype, InstructionSet set) {
+    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
+        using T = typename Operation::template Number<accumulator_of<Stored>>;
+        if constexpr (std::is_same_v<T, float>) {
+            if (set == InstructionSet::avx512) {
+                return &reduce_avx512<Operation>;
+            }
+        }
+        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
+                                               : &reduce_avx2<T, Operation>;
+    });
+}
+
+/// The function that runs passes on this processor, over numbers that are computed in their stored
+/// type.
+inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
+    switch (op) {
+    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
+    case ReduceOp::product: return pass_function<Times>(dtype, set);
+    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
+    case ReduceOp::max: return pass_function<Greater>(dtype, set);
+    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
+    case ReduceOp::bit_or: break;
+    }
+    return pass_function<BitOr>(dtype, set);
+}
+
+/// The function that runs passes of this reduction, scaled or not.
+inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
+    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
+}
+
+/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache. It
+/// is for more inputs or outputs than one pass takes, and for 16-bit numbers, which accumulate in
+/// float and are rounded once.
+class TiledReduction {
+public:
+    TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
+        : factors_{factors} {
+        if (is_half_precision(dtype)) {
+            bool const is_half = dtype == DType::f16;
+            widen_ = is_half ? ConvertLoops<Widen<Half>>::of(set)
+                             : ConvertLoops<Widen<BFloat16>>::of(set);
+            narrow_ = is_half ? ConvertLoops<Narrow<Half>>::of(set)
+                              : ConvertLoops<Narrow<BFloat16>>::of(set);
+            dtype = DType::f32;
+        }
+        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
+    }
+
+    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
+        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
+            std::size_t const n = (std::min)(tile_bytes, bytes - at);
+            std::byte const* const sum = reduce_tile(inputs, at, n);
+            std::byte* const first = outputs[0] + at;
+            if (narrow_ != nullptr) {
+                narrow_(sum, first, n / sizeof(Half));
+            } else {
+                std::memcpy(first, sum, n);
+            }
+            for (std::size_t i = 1; i < outputs.size(); ++i) {
+                std::memcpy(outputs[i] + at, first, n);
+            }
+        }
+    }
+
+private:
+    static constexpr std::size_t tile_bytes = 2048;
+    using Tile = std::array<std::byte, 2 * tile_bytes>; // room for widened numbers
+
+    /// Returns the unrounded result, in the first tile.
+    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
+        bool const widens = widen_ != nullptr;
+        std::byte* const sum = tiles_[0].data();
+        std::array<std::byte const*, ReductionPass::most> from;
+        std::array<double, ReductionPass::most> factors;
+        std::size_t filled = 0;
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            from[filled] = inputs[i] + at;
+            factors[filled] = factors_.size() == 0 ? 1.0 : factors_[i];
+            if (widens) {
+                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
+                from[filled] = tiles_[filled].data();
+            }
+            ++filled;
+            if (filled == from.size() || i + 1 == inputs.size()) {
+                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
+                from[0] = sum;
+                factors[0] = 1.0;
+                filled = 1;
+            }
+        }
+        return sum;
+    }
+
+    Factors factors_;
+    RunPass run_pass_;
+    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
+};
+
+JOINABLE_DEFINITION void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    Factors const& factors,
+    InstructionSet set
+) {
+    std::size_t const bytes = count * size_of(dtype);
+    std::array<std::byte const*, ReductionPass::most> from;
+    std::array<std::byte*, ReductionPass::most> to;
+    if (is_half_precision(dtype) || inputs.size() > from.size() || outputs.size() > to.size()) {
+        return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        from[i] = inputs[i];
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+        to[i] = outputs[i];
+    }
+    std::array<double, ReductionPass::most> by;
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+        by[i] = factors[i];
+    }
+    pass_function(dtype, op, factors.size() != 0, set)(
+        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
+    );
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/shared_memory/engine/impl/exchange.ipp
 

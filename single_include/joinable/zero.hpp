@@ -4493,6 +4493,51 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/optimizer/powers.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The sum of `power`-th powers of magnitudes, computed in double, for a tensor in host memory; 0 for one
+/// without elements. With an infinite power the largest magnitude, NaN if an element is NaN. @pre power > 0
+[[nodiscard]] double sum_of_powers(AnyView const& tensor, double power);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/optimizer/impl/powers.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cmath>
+#include <cstddef>
+#include <type_traits>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION double sum_of_powers(AnyView const& tensor, double power) {
+    if (power == 2) {
+        return sum_of_squares(tensor);
+    }
+    std::size_t const count = tensor.numel();
+    IndexOrder const order{tensor.extents(), tensor.strides()};
+    double result = 0;
+    visit_floating(tensor.dtype(), [&]<class T>(std::type_identity<T>) {
+        auto const* const first = static_cast<T const*>(tensor.data());
+        auto const magnitude = [](auto number) { return std::abs(static_cast<double>(number)); };
+        if (std::isinf(power)) {
+            result = combine_terms<LargerNumber>(first, count, order, magnitude);
+        } else {
+            result = combine_terms<AddNumbers>(first, count, order, [&](auto number) {
+                return std::pow(magnitude(number), power);
+            });
+        }
+    });
+    return result;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/participant/sharded/detail/before_step.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -4897,7 +4942,7 @@ void check_averaged(ShardGroup const& group, std::vector<void const*> const& ave
 /// Checks that a rule keeps as many numbers for each element as its group has room for.
 template <class Rule>
 void check_state_count(ShardGroup const& group, Rule const& rule) {
-    std::size_t const names = group.shards.front().state().names();
+    std::size_t const names = group.shards.empty() ? 0 : group.shards.front().state().names();
     std::size_t const names_now = state_names_of(rule).size();
     if (names_now != names) {
         throw ContractViolation{concat(

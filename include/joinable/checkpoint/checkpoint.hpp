@@ -95,7 +95,7 @@ using OptimizerIn = std::
 
 template <class J>
 concept saves_model = requires(J& joinable) {
-    { joinable.saved() } -> std::same_as<SavedModel>;
+    { joinable.saved() } -> std::same_as<detail::SavedModel>;
 };
 template <class Comm, class Rule>
 std::type_identity<Rule> rule_in(ShardedOptimizer<Comm, Rule> const&);
@@ -310,9 +310,9 @@ private:
     }
     /// All that the model has besides values, which the optimizer has.
     /// @throws ContractViolation  the optimizer lacks a parameter of the model.
-    [[nodiscard]] SavedModel saved_model() {
+    [[nodiscard]] detail::SavedModel saved_model() {
         if constexpr (has_model) {
-            SavedModel saved = model_->saved();
+            detail::SavedModel saved = model_->saved();
             std::set<void const*> values;
             for (detail::ShardGroup const& group : zero_.groups()) {
                 for (AnyParameter const& parameter : group.parameters) {
@@ -361,7 +361,10 @@ private:
 
     template <class Rules>
     [[nodiscard]] detail::ModelLayout layout_by(
-        std::string const& name, Rules const& rules, SavedModel const& model, std::size_t writers
+        std::string const& name,
+        Rules const& rules,
+        detail::SavedModel const& model,
+        std::size_t writers
     ) const {
         std::vector<detail::ModelLayout::Names> names;
         for (Rule const& rule : rules) {
@@ -386,7 +389,7 @@ private:
         bool const is_root = control.rank() == 0;
         bool const is_source = control.rank() == (has_optimizer ? 0 : source);
         std::optional<detail::ModelLayout> layout;
-        SavedModel model;
+        detail::SavedModel model;
         std::vector<detail::TensorPart> parts;
         std::vector<std::uint64_t> words; // steps of each parameter, hash of each tensor
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
@@ -458,7 +461,7 @@ private:
         detail::ModelLayout const& layout,
         std::span<std::uint64_t const> words,
         int world_size,
-        SavedModel const& model
+        detail::SavedModel const& model
     ) const {
         detail::TrainingState state;
         state.rounds = rounds_;
@@ -484,7 +487,7 @@ private:
         std::optional<detail::ModelLayout> layout;
         detail::TrainingState state;
         std::vector<Rule> rules;
-        SavedModel model;
+        detail::SavedModel model;
         std::vector<std::uint64_t> counts; // of the reduction
         std::uint64_t first = 0;
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
@@ -578,7 +581,7 @@ private:
     /// What the file has for the counts of the model's reduction.
     /// @throws ContractViolation  it is of another reduction, or its buckets are of other parameters.
     [[nodiscard]] std::vector<std::uint64_t> counts_of(
-        std::string const& name, detail::TrainingState const& state, SavedModel const& model
+        std::string const& name, detail::TrainingState const& state, detail::SavedModel const& model
     ) const {
         if (state.world_size == 0) {
             detail::refuse_file(name, "its world size is 0, but expected is 1 or more");

@@ -230,8 +230,8 @@ public:
         model_collectives_.agree_on(list);
     }
     /// For Checkpoint: what it writes, and where it reads to. Local, between rounds.
-    [[nodiscard]] SavedModel saved() {
-        SavedModel saved = module_->saved();
+    [[nodiscard]] detail::SavedModel saved() {
+        detail::SavedModel saved = module_->saved();
         if constexpr (detail::saves_state<Reduction>) {
             detail::agree_on_reduction(saved.settings, reducer_->reduction());
             reducer_->reduction().save(saved.reduction);

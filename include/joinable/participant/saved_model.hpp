@@ -9,7 +9,7 @@
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
 
-namespace joinable { inline namespace v0 {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What a rank has of a model besides gradients, for a Checkpoint. Views are valid until the next round.
 struct SavedModel {
@@ -22,4 +22,4 @@ struct SavedModel {
         order; ///< of the parameters in its buckets; empty: as they were given
 };
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail

@@ -317,6 +317,51 @@ MUTATIONS = [
         "join/failure.test.cpp", "a vote after the end*",
     ),
     Mutation(
+        "own-residuals-alone-are-read", "checkpoint/detail/model_layout.hpp",
+        "for (; rank < writers; rank += ranks) {", "if (rank < writers) {",
+        "checkpoint/reductions.test.cpp", "what ranks of a file*",
+    ),
+    Mutation(
+        "residuals-of-more-ranks-stay", "checkpoint/checkpoint.hpp",
+        "std::fill_n(sum, bytes, std::byte{0});\n            return;", "return;",
+        "checkpoint/reductions.test.cpp", "what ranks of a file*",
+    ),
+    Mutation(
+        "buckets-of-a-file-are-cut-as-given", "bucket/reducer.hpp",
+        "            cut_anew();\n        }\n    }\n\n    /// Whether the last", "        }\n    }\n\n    /// Whether the last",
+        "checkpoint/reductions.test.cpp", "a training whose reduction*",
+    ),
+    Mutation(
+        "a-count-of-rounds-starts-anew", "checkpoint/checkpoint.hpp",
+        "*model.reduction.counts[k].value = counts[k];", "",
+        "checkpoint/reductions.test.cpp", "a training whose reduction*",
+    ),
+    Mutation(
+        "a-warm-start-is-not-taken", "bucket/compression/power_sgd.hpp",
+        "return byte != std::byte{0};", "return byte == std::byte{1} && byte == std::byte{2};",
+        "checkpoint/reductions.test.cpp", "a training whose reduction*",
+    ),
+    Mutation(
+        "a-file-has-the-values-of-a-joined-rank", "checkpoint/checkpoint.hpp",
+        "write_file(round.buffer_source());", "write_file(0);",
+        "checkpoint/reductions.test.cpp", "a file written in an uneven*",
+    ),
+    Mutation(
+        "a-file-of-another-reduction", "checkpoint/detail/settings.hpp",
+        "if (text(stored, name) != text(own, name)) {", "if (false) {",
+        "checkpoint/reductions.test.cpp", "a file of another reduction*",
+    ),
+    Mutation(
+        "a-file-of-a-reduction-with-other-settings", "checkpoint/detail/settings.hpp",
+        "        if (!fits) {", "        if (false) {",
+        "checkpoint/reductions.test.cpp", "a file of another reduction*",
+    ),
+    Mutation(
+        "a-parameter-that-no-file-has", "checkpoint/checkpoint.hpp",
+        "!values.contains(value.data())", "false",
+        "checkpoint/reductions.test.cpp", "a model whose optimizer*",
+    ),
+    Mutation(
         "a-file-has-the-settings-of-a-joined-rank", "checkpoint/checkpoint.hpp",
         "zero_.take_settings(round); // the loop may have set those of the next step", "",
         "checkpoint/checkpoint.test.cpp", "a file has the settings for*",

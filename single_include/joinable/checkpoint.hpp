@@ -1325,7 +1325,8 @@ void set_settings(
     std::vector<std::uint64_t> counts(counted.size());
     RuleSettings all = stored;
     all.insert(own.begin(), own.end());
-    for (auto const& [label, value] : all) {
+    for (auto const& setting : all) {
+        std::string const& label = setting.first;
         auto const count =
             std::find_if(counted.begin(), counted.end(), [&](ReductionCount const& c) {
                 return c.label == label;

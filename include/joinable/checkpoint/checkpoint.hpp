@@ -100,7 +100,7 @@ concept saves_model = requires(J& joinable) {
 template <class Comm, class Rule>
 std::type_identity<Rule> rule_in(ShardedOptimizer<Comm, Rule> const&);
 template <class J>
-concept has_rule = requires(J& joinable) { detail::rule_in(joinable); };
+concept gives_rule = requires(J& joinable) { detail::rule_in(joinable); };
 
 /// Which of the participants are the model and the optimizer of a checkpoint.
 template <class... Js>
@@ -110,7 +110,7 @@ struct Saved {
 };
 template <class J, class... Js>
 struct Saved<J, Js...> : Saved<Js...> {};
-template <has_rule J, class... Js>
+template <gives_rule J, class... Js>
 struct Saved<J, Js...> : Saved<Js...> {
     using Optimizer = J;
     using Rule = typename decltype(detail::rule_in(std::declval<J&>()))::type;

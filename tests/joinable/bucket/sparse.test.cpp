@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/embedding.hpp>
 #include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
@@ -37,62 +38,8 @@ using joinable::Reducer;
 using joinable::Shape;
 using joinable::SparseRows;
 
-constexpr std::size_t vocabulary = 11;
-constexpr std::size_t width = 3;
-
-/// What an engine has of an embedding, and of a dense parameter of the same extents.
-struct Embedding {
-    explicit Embedding(bool are_rows = true) : value(vocabulary * width), is_sparse{are_rows} {}
-
-    [[nodiscard]] Shape extents() const { return {value.size() / width, width}; }
-
-    std::vector<float> value;
-    bool is_sparse;
-    std::vector<float> dense = {}; ///< the gradient, if it is dense
-    std::optional<std::vector<std::int64_t>> indices = {};
-    std::vector<std::int32_t> short_indices = {}; ///< in the place of `indices`, if there are any
-    std::vector<float> rows = {};
-    std::size_t row_width = width;
-};
-
-} // namespace
-
-template <>
-struct joinable::parameter_traits<Embedding> {
-    static std::optional<StridedView<float>> value(Embedding& p) {
-        return StridedView<float>{p.value.data(), p.extents(), {width, 1}};
-    }
-    static std::optional<StridedView<float>> grad(Embedding& p) {
-        if (p.dense.empty()) {
-            return std::nullopt;
-        }
-        return StridedView<float>{p.dense.data(), p.extents(), {width, 1}};
-    }
-    static std::string_view name(Embedding const&) { return "embedding"; }
-    static bool is_sparse(Embedding const& p) { return p.is_sparse; }
-    static SparseRows sparse_grad(Embedding& p) {
-        if (!p.indices) {
-            return {};
-        }
-        std::size_t const n = p.rows.size() / p.row_width;
-        AnyView const values{p.rows.data(), DType::f32, {n, p.row_width}, {p.row_width, 1}};
-        return p.short_indices.empty()
-                   ? SparseRows{{p.indices->data(), DType::i64, {p.indices->size()}, {1}}, values}
-                   : SparseRows{
-                         {p.short_indices.data(), DType::i32, {p.short_indices.size()}, {1}}, values
-                     };
-    }
-    static void set_sparse_grad(Embedding& p, SparseRows const& given) {
-        auto const indices = given.indices.as<std::int64_t>();
-        auto const values = given.values.as<float>();
-        p.indices.emplace(indices.begin(), indices.end());
-        p.short_indices.clear();
-        p.rows.assign(values.begin(), values.end());
-    }
-    static void release_grad(Embedding& p) { p.indices.reset(); }
-};
-
-namespace {
+constexpr std::size_t vocabulary = Embedding::words;
+constexpr std::size_t width = Embedding::width;
 
 /// A rank's row `k` of a round: its index and its elements.
 std::int64_t index_of(int rank, std::size_t round, std::size_t k) {
@@ -334,30 +281,6 @@ TEST_CASE("indices of 32 bits and rows of a rank that weighs nothing") {
         CHECK(sums_in(embedding) == Sums{{1, {4, 4, 4}}, {4, {1.5, 1.5, 1.5}}});
     });
 }
-
-namespace {
-
-/// What an engine keeps that takes the rows that it was given as its own.
-struct ViewedEmbedding {
-    std::vector<float> value = std::vector<float>(vocabulary * width);
-    SparseRows gradient = {};
-    std::vector<std::int64_t> indices = {};
-    std::vector<float> rows = {};
-};
-
-} // namespace
-
-template <>
-struct joinable::parameter_traits<ViewedEmbedding> {
-    static std::optional<StridedView<float>> value(ViewedEmbedding& p) {
-        return StridedView<float>{p.value.data(), {vocabulary, width}, {width, 1}};
-    }
-    static std::optional<StridedView<float>> grad(ViewedEmbedding&) { return std::nullopt; }
-    static bool is_sparse(ViewedEmbedding const&) { return true; }
-    static SparseRows sparse_grad(ViewedEmbedding& p) { return p.gradient; }
-    static void set_sparse_grad(ViewedEmbedding& p, SparseRows const& given) { p.gradient = given; }
-    static void release_grad(ViewedEmbedding& p) { p.gradient = {}; }
-};
 
 TEST_CASE(
     "rows of the last own round stay on a joined rank that is untouched, and end with the reducer"

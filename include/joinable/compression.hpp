@@ -7,6 +7,7 @@
 
 #include <joinable/bucket/compression/cast_to.hpp>
 #include <joinable/bucket/compression/int8.hpp>
+#include <joinable/bucket/compression/no_reduction.hpp>
 #include <joinable/bucket/compression/power_sgd.hpp>
 #include <joinable/bucket/compression/reduce_by.hpp>
 #include <joinable/bucket/compression/top_k.hpp>

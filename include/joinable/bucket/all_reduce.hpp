@@ -125,6 +125,13 @@ template <class R>
     requires requires { R::steps; }
 inline constexpr std::size_t steps_of<R> = R::steps;
 
+/// Whether buckets travel at all.
+template <class R>
+inline constexpr bool sends_runs = true;
+template <class R>
+    requires requires { R::sends; }
+inline constexpr bool sends_runs<R> = R::sends;
+
 template <class R, class Comm>
 concept advances_runs =
     steps_of<R> == 1 || requires(R& reduction, Comm& comm, BucketRun const& run, std::size_t step) {
@@ -173,6 +180,8 @@ void agree_on_reduction(AgreementList& list, R const& reduction) {
 /// It may have these members, too. `parts` is a BucketParts, `list` an AgreementList:
 /// | expression                          | meaning                                                          |
 /// |-------------------------------------|------------------------------------------------------------------|
+/// | `R::sends`                          | false: gradients stay as they are on each rank. The reducer packs |
+/// |                                     | nothing, sends neither map nor order, and never calls start()    |
 /// | `R::steps`                          | the collectives of a run, one after another; 1 if it is not there|
 /// | `reduction.advance(comm, run, step)`| starts the next one, for `step` from 1 to steps - 1, once the one|
 /// |                                     | before has ended; returns what start() returns, which may be     |

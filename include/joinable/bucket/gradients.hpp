@@ -45,8 +45,10 @@ public:
     [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept { return trained_; }
     [[nodiscard]] bool is_trained(std::size_t i) const noexcept { return bucket_of_[i] != nowhere; }
     [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return bucket_of_[i]; }
-    /// Those that lie in no bucket, because they are rows: bucket_of(i) is buckets().size(). Null: there are none.
+    /// Those that are rows. Null: there are none.
     [[nodiscard]] virtual SparseGradients* sparse() noexcept { return nullptr; }
+    /// How many trained parameters lie in no bucket: bucket_of(i) is buckets().size().
+    [[nodiscard]] virtual std::size_t without_bucket() const noexcept { return 0; }
     /// In launch order. A bucket without memory gets it with its first gradient.
     [[nodiscard]] virtual std::vector<Bucket> const& buckets() const noexcept = 0;
     [[nodiscard]] bool has(std::size_t i) const {
@@ -57,7 +59,7 @@ public:
     [[nodiscard]] std::string describe(std::size_t i) const;
 
     /// Whether averages come back into the gradients. Else they go to owners, and a parameter that a pass does
-    /// not use counts as zeros.
+    /// not use counts as zeros; or gradients stay where they are.
     [[nodiscard]] virtual bool receive_averages() const noexcept { return true; }
 
     // -- an iteration ------------------------------------------------------------------------------
@@ -132,13 +134,15 @@ private:
 
 /// Gradients in buckets with memory of their own, in `memory`, or copied there, where they receive averages. All must be on
 /// the same device. The result releases those that lie in the buckets, where the parameter's traits can.
+/// Without `sends` they stay as they are, and only those that are to be views of buckets have memory here.
 /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
 [[nodiscard]] std::unique_ptr<Gradients> gradients_in_buckets(
     ParameterList parameters,
     BucketOptions const& options,
     int rank,
     int size,
-    BufferMemory const& memory
+    BufferMemory const& memory,
+    bool sends = true
 );
 
 }}} // namespace joinable::v0::detail

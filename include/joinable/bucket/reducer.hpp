@@ -53,7 +53,7 @@ namespace joinable { inline namespace v0 {
 /// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
 /// `Reduction` defines how a bucket travels, see BucketReduction. Rows travel as they are, in no bucket, and are added
-/// in rank order: the memory for them grows to the most rows so far. Nothing is allocated after the
+/// in rank order: the memory for them grows to the most rows so far. With NoReduction none of these is run. Nothing is allocated after the
 /// buckets are final, unless gradients that are summed where they lie get other memory. `Times` is notified of each collective of a bucket.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
@@ -76,13 +76,8 @@ public:
         : Reducer{
               comm,
               std::move(reduction),
-              detail::gradients_in_buckets(
-                  std::move(parameters),
-                  options,
-                  static_cast<int>(comm.rank()),
-                  static_cast<int>(comm.size()),
-                  detail::BufferMemory{comm}
-              ),
+              detail::
+                  gradients_in_buckets(std::move(parameters), options, static_cast<int>(comm.rank()), static_cast<int>(comm.size()), detail::BufferMemory{comm}, detail::sends_runs<Reduction>),
               options
           } {
         take_gradients();
@@ -98,9 +93,11 @@ public:
     )
         : comm_{comm}, host_{comm}, reduction_{checked(comm, std::move(reduction))},
           gradients_{std::move(gradients)}, sparse_{gradients_->sparse()},
-          iteration_{*gradients_, options}, is_rebuild_due_{detail::rebuilds(options)},
+          iteration_{*gradients_, options},
+          is_rebuild_due_{detail::rebuilds(options) && detail::sends_runs<Reduction>},
           timeline_{std::move(timeline)}, words_{&own_words_}, own_words_{comm} {
-        if (sparse_ != nullptr && !(AllGathers<Comm> && reduction_.delivers)) {
+        if (sparse_ != nullptr && detail::sends_runs<Reduction> &&
+            !(AllGathers<Comm> && reduction_.delivers)) {
             throw ContractViolation{detail::concat(
                 detail::describe_parameter(parameters(), sparse_->parameters().front()),
                 " has sparse gradients, but ",
@@ -473,6 +470,9 @@ private:
     /// Launches the full buckets in index order, and other collectives of the reduction in between. The map of used
     /// parameters is known before the first one, so parameters that no rank uses are never sent.
     void advance() {
+        if constexpr (!detail::sends_runs<Reduction>) {
+            return;
+        }
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
             if (!is_map_posted_ || !words_->test_sum()) {
                 return;

@@ -604,7 +604,7 @@ public:
         }
         void post_hook(JoinResult const& result) {
             Base::Hook::post_hook(result);
-            if (shadowed_ != 0 && !ddp_.steps_joined_ranks() &&
+            if (shadowed_ != 0 && !ddp_.leaves_gradients_local() && !ddp_.steps_joined_ranks() &&
                 !std::exchange(ddp_.has_warned_, true)) {
                 TORCH_WARN(
                     "joinable: rank ",
@@ -625,7 +625,7 @@ public:
 
     using typename Base::join_keywords;
     [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
-        return Hook{*this, args.get(divide_by_initial_world_size, true)};
+        return Hook{*this, Base::divides(args)};
     }
     /// @throws ContractViolation  also if the module has got a parameter since it was wrapped.
     void check_guard(GuardView const& guard) const {

@@ -181,7 +181,11 @@ private:
 struct GuardView {
     bool carries_accumulated; ///< JoinOptions::carry_accumulated
     bool steps;               ///< a hook is labelled labels::step or labels::shards
+    bool shards;              ///< a hook is labelled labels::shards
     bool reduces;             ///< a hook is labelled labels::gradients
+    /// Each rank steps by its own gradients: a participant has leaves_gradients_local(), which returns true.
+    bool leaves_local;
+    bool weighs; ///< JoinOptions::weight_per_input is given
     /// The addresses of the values whose gradients are averaged. Incomplete if a participant that
     /// averages has no list_averaged(std::vector<void const*>&) const.
     std::vector<void const*> averaged;

@@ -21,7 +21,9 @@ public:
     /// Claims that the caller averages the gradients of the trained parameters of `parameters`,
     /// which must live until the guard is made. Texts count them from `first`.
     void add_averaged(ParameterList const& parameters, std::size_t first = 0);
-    /// The same for a gradient without a parameter, which texts call gradient `index`.
+    /// Claims that the caller averages the values.
+    void add_averaged_values(ParameterList const& parameters, std::size_t first = 0);
+    /// Claims that it averages a gradient without a parameter, which texts call gradient `index`.
     void add_averaged(AnyView const& gradient, std::size_t index);
     /// The same for the values that the caller steps.
     void add_stepped(ParameterList const& parameters, std::size_t first = 0);

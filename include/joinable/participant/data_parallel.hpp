@@ -216,9 +216,10 @@ public:
         detail::ScopedFlag divides_; ///< set for the guard
     };
 
+    using Base::leaves_gradients_local;
     using typename Base::join_keywords;
     [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
-        return Hook{*this, args.get(divide_by_initial_world_size, true)};
+        return Hook{*this, Base::divides(args)};
     }
     [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
     static constexpr std::string_view join_verb = "forward() or skip()";
@@ -258,15 +259,35 @@ public:
     /// For GuardView::averaged.
     void list_averaged(std::vector<void const*>& values) const {
         for (AnyParameter const& parameter : reducer_->parameters()) {
-            if (parameter.requires_grad()) {
+            if (parameter.requires_grad() && !leaves_gradients_local()) {
                 values.push_back(parameter.value().data());
             }
         }
     }
-    void list_claims(ParameterClaims& claims) const { claims.add_averaged(reducer_->parameters()); }
+    /// The values of gradients that stay local may be averaged by another participant.
+    void list_claims(ParameterClaims& claims) const {
+        ParameterList const& parameters = reducer_->parameters();
+        if (!leaves_gradients_local()) {
+            claims.add_averaged(parameters);
+            return;
+        }
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            if (parameters[i].requires_grad()) {
+                claims.add_averaged(parameters[i].grad(), i);
+            }
+        }
+    }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but other
-    ///         participants use them.
+    ///         participants use them; or nothing is averaged, but weights are given.
     void check_guard(GuardView const& guard) const {
+        if (leaves_gradients_local()) {
+            if (guard.weighs) {
+                throw ContractViolation{
+                    "JoinOptions::weight_per_input weighs averages, but NoReduction averages nothing; leave it out"
+                };
+            }
+            return;
+        }
         char const* const why =
             guard.carries_accumulated
                 ? "JoinedGradients::untouched leaves on a joined rank what it accumulated, which the "
@@ -299,6 +320,7 @@ private:
         std::exception_ptr const error = detail::exception_of([&] {
             ParameterList const list = list_parameters();
             detail::check_parameters(list, detail::device_of(comm).id());
+            check_options(options);
             compared.begin_section("options differ: ");
             detail::agree_on(compared, options);
             detail::agree_on_reduction(compared, reduction);
@@ -308,13 +330,8 @@ private:
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
                 comm,
                 std::move(reduction),
-                detail::gradients_in_buckets(
-                    list,
-                    buckets,
-                    static_cast<int>(comm.rank()),
-                    static_cast<int>(comm.size()),
-                    memory
-                ),
+                detail::
+                    gradients_in_buckets(list, buckets, static_cast<int>(comm.rank()), static_cast<int>(comm.size()), memory, detail::sends_runs<Reduction>),
                 buckets
             );
             module_.emplace(comm, list, std::move(buffers), options);
@@ -340,6 +357,22 @@ private:
         reducer_->register_memory();
         if (start) {
             start->run(comm, 0);
+        }
+    }
+
+    static void check_options(DataParallelOptions const& options) {
+        char const* const why =
+            !leaves_gradients_local() ? nullptr
+            : options.sync_at_end
+                ? "sync_at_end gives all ranks the values of one, but with NoReduction each rank has stepped its "
+                  "own; turn it off, a PeriodicAverage averages them"
+            : options.verify_replicas != 0
+                ? "verify_replicas compares values, which with NoReduction differ on purpose; leave it out"
+            : options.gradient_kind != GradientKind::mean
+                ? "GradientKind::sum says how gradients are averaged, but NoReduction averages nothing; leave it out"
+                : nullptr;
+        if (why != nullptr) {
+            throw ContractViolation{why};
         }
     }
 

@@ -15,6 +15,7 @@
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/control.hpp>
+#include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/cleared.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/timeline.hpp>
@@ -344,7 +345,14 @@ public:
         );
     }
 
-    using join_keywords = keywords<divide_by_initial_world_size_t>;
+    /// For guards: each rank steps by its own gradients, none are averaged.
+    [[nodiscard]] static constexpr bool leaves_gradients_local() noexcept {
+        return !detail::sends_runs<Reduction>;
+    }
+    using join_keywords = std::conditional_t<
+        leaves_gradients_local(),
+        keywords<>,
+        keywords<divide_by_initial_world_size_t>>;
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
@@ -359,6 +367,15 @@ public:
     }
 
 protected:
+    /// The keyword, which is not there if nothing is divided.
+    template <class Arguments>
+    [[nodiscard]] static bool divides([[maybe_unused]] Arguments const& args) {
+        if constexpr (leaves_gradients_local()) {
+            return true;
+        } else {
+            return args.get(divide_by_initial_world_size, true);
+        }
+    }
     /// Whether passes may take `use`.
     static constexpr bool gives_use = requires(Reduction& reduction, GradientReducer& reducer) {
         reduction.use(std::size_t{}, reducer);
@@ -607,6 +624,13 @@ protected:
     }
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
+        if (leaves_gradients_local() && round.is_weighted()) {
+            told_to_others([] {
+                throw ContractViolation{
+                    "this round has a weight, but NoReduction averages nothing; announce rounds without weights"
+                };
+            });
+        }
         reducer_->send_words_by(words());
         reducer_->reduce_after_pass(
             model_collectives_.are_followed() && round.active_count() < comm_.size()
@@ -715,7 +739,8 @@ protected:
     /// has a weight, but no gradients, so zeros do not tell that these were cleared.
     /// @throws ContractViolation  ranks have been told of the window's weight.
     void forget_if_cleared() {
-        if (!window().may_be_cleared() || !reducer_->holds_accumulated() || !are_cleared()) {
+        if (leaves_gradients_local() || !window().may_be_cleared() ||
+            !reducer_->holds_accumulated() || !are_cleared()) {
             return;
         }
         detail::Window const before = window().window();

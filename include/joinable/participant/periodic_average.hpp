@@ -132,16 +132,9 @@ public:
         list.add("rounds", rounds_);
         list.add("model", model_);
     }
-    void list_claims(ParameterClaims& claims) const { claims.add_averaged(parameters_); }
-    /// @throws ContractViolation  a participant steps on joined ranks, too, by gradients that are not averaged.
-    void check_guard(GuardView const& guard) const {
-        if (guard.steps) {
-            throw ContractViolation{
-                "a Step and a sharded optimizer run on joined ranks, too, which have no gradients of their own beside a "
-                "PeriodicAverage; step without a participant, on active ranks alone"
-            };
-        }
-    }
+    void list_claims(ParameterClaims& claims) const { claims.add_averaged_values(parameters_); }
+    /// For guards: a Step beside it runs on active ranks only.
+    [[nodiscard]] static constexpr bool leaves_gradients_local() noexcept { return true; }
 
 private:
     void check() const {

@@ -18,6 +18,8 @@ namespace joinable { inline namespace v0 {
 /// message. A learning rate that changes must be set in the body, because joined ranks do not run the
 /// loop. Runs after labels::gradients. `body` may take the Round. To skip the step if no rank
 /// had a gradient, return if `round.contributor_count() == 0`, which is the same on all ranks.
+///
+/// Beside NoReduction or a PeriodicAverage each rank steps by its own gradients, so the body runs on active ranks only.
 template <class Comm, class Body>
 class Step {
     static_assert(
@@ -49,7 +51,12 @@ public:
 
         explicit Hook(Step& step) noexcept : step_{step} {}
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
-        void main_hook(Round const& round) { step_.run(round); }
+        void main_hook(Round const& round) {
+            auto const* const session = detail::session_of(step_.state_);
+            if (session == nullptr || session->steps_joined_ranks()) {
+                step_.run(round);
+            }
+        }
         void post_hook(bool) noexcept {}
 
     private:

@@ -21,6 +21,7 @@
 #include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
+#include <joinable/bucket/compression/no_reduction.hpp>
 #include <joinable/bucket/reducer.hpp>
 
 namespace {
@@ -413,6 +414,25 @@ public:
 };
 template <class Comm>
 FailingGathers(Comm&) -> FailingGathers<Comm>;
+
+TEST_CASE("with NoReduction each rank keeps the rows that it has, in their order") {
+    run_ranks({1, 2, 3}, [](joinable::ThreadCommunicator& inner) {
+        CoreOnly comm{inner}; // without all_gather
+        std::vector<Embedding> params(1);
+        params[0].indices = {7, 2, 7};
+        params[0].rows.assign(3 * width, static_cast<float>(comm.rank()));
+        auto const rows = params[0].rows;
+        Reducer reducer{comm, joinable::parameters(params), {}, joinable::NoReduction{}};
+        for (int iteration = 0; iteration < 2; ++iteration) {
+            reducer.prepare_for_backward(0.5);
+            reducer.mark_ready(0);
+            reducer.finalize_backward();
+            reducer.contribute_zeros(0, true);
+        }
+        CHECK(*params[0].indices == std::vector<std::int64_t>{7, 2, 7});
+        CHECK(params[0].rows == rows);
+    });
+}
 
 } // namespace
 

@@ -2,10 +2,12 @@
 // Local SGD: ranks step apart, and average their values now and then.
 #include <joinable/participant/periodic_average.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -14,6 +16,7 @@
 #include <over_ranks.hpp>
 #include <support/linear_model.hpp>
 
+#include <joinable/bucket/compression/no_reduction.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
@@ -36,7 +39,13 @@ double stepped(double value, int rank, std::uint64_t round) {
 }
 
 /// The value of all ranks after a guard, by a serial run, which averages as the papers say.
-double serial(int ranks, std::uint64_t start, std::uint64_t period) {
+double serial(
+    int ranks,
+    std::uint64_t start,
+    std::uint64_t period,
+    bool are_skipped = true,
+    std::uint64_t rounds = 11
+) {
     std::vector<double> values(static_cast<std::size_t>(ranks), 1.0);
     std::vector<double> steps(values.size());
     auto const average = [&] {
@@ -51,10 +60,10 @@ double serial(int ranks, std::uint64_t start, std::uint64_t period) {
             steps.assign(steps.size(), 0);
         }
     };
-    for (std::uint64_t round = 1; round <= 11; ++round) {
+    for (std::uint64_t round = 1; round <= rounds; ++round) {
         for (int rank = 0; rank < ranks; ++rank) {
             auto const r = static_cast<std::size_t>(rank);
-            if (round <= inputs_of(rank) && !skips(rank, round)) {
+            if (round <= inputs_of(rank) && !(are_skipped && skips(rank, round))) {
                 values[r] = stepped(values[r], rank, round);
                 steps[r] += 1;
             }
@@ -118,12 +127,6 @@ TEST_CASE("what an average cannot be beside is refused in a sentence, and differ
     over_ranks({2, 3}, [](RankCommunicator& comm) {
         auto params = make_params<float>({3});
         PeriodicAverage average{comm, params};
-        joinable::Step step{comm, [] {}};
-        CHECK_THROWS_WITH_AS(
-            static_cast<void>(joinable::Join{joinable::participants(average, step)}),
-            doctest::Contains("step without a participant"),
-            joinable::ContractViolation
-        );
         joinable::DistributedDataParallel ddp{comm, params};
         CHECK_THROWS_WITH_AS(
             static_cast<void>(joinable::Join{joinable::participants(average, ddp)}),
@@ -139,6 +142,28 @@ TEST_CASE("what an average cannot be beside is refused in a sentence, and differ
             (PeriodicAverage{comm, params, {.period = 0}}),
             doctest::Contains("period is 0"),
             joinable::ContractViolation
+        );
+    });
+}
+
+TEST_CASE("a Step beside an average runs on active ranks only") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({5}, 1.0);
+        PeriodicAverage average{comm, params, {.period = 3}};
+        std::uint64_t round = 0;
+        joinable::Step step{comm, [&] {
+                                for (double& value : params[0].value) {
+                                    value = stepped(value, comm.rank(), round);
+                                }
+                            }};
+        joinable::Join guard{joinable::participants(step, average)};
+        for (round = 1; round <= inputs_of(comm.rank()); ++round) {
+            step.step();
+            average.step();
+        }
+        guard.finish();
+        CHECK(
+            params[0].value[4] == doctest::Approx(serial(comm.size(), 0, 3, false)).epsilon(1e-12)
         );
     });
 }
@@ -164,6 +189,144 @@ TEST_CASE("a rank that throws between averages is PeerFailed on all others") {
         } catch (std::runtime_error const&) {
             CHECK(throws);
         }
+    });
+}
+
+/// A training in which rounds are opened as `Way` says; the last one is that of a guard whose end policy is
+/// throw_early, or stop_at_first.
+enum class Way { iterate, look_ahead, inputs, stop_at_first, throw_early };
+
+TEST_CASE(
+    "values are averaged however rounds are opened: by a loop, with look-ahead, known lengths, or an early end"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (Way const way :
+             {Way::iterate, Way::look_ahead, Way::inputs, Way::stop_at_first, Way::throw_early}) {
+            auto params = make_params<double>({5, 700, 1}, 1.0);
+            PeriodicAverage average{comm, params, {.period = 3, .bucket_bytes = 4000}};
+            auto const train = [&](std::uint64_t round) {
+                for (Param<double>& param : params) {
+                    for (double& value : param.value) {
+                        value = stepped(value, comm.rank(), round);
+                    }
+                }
+                average.step();
+            };
+            std::vector<std::uint64_t> rounds(inputs_of(comm.rank()));
+            std::iota(rounds.begin(), rounds.end(), std::uint64_t{1});
+            joinable::JoinOptions options;
+            if (way == Way::stop_at_first) {
+                options.end_policy = joinable::EndPolicy::stop_at_first;
+            } else if (way == Way::throw_early) {
+                options.end_policy = joinable::EndPolicy::throw_early;
+            } else if (way == Way::inputs) {
+                options.inputs = rounds.size();
+            }
+            std::uint64_t shortest = 11;
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                shortest = std::min(shortest, inputs_of(rank));
+            }
+            bool const is_uneven = shortest != 11;
+            bool has_thrown_early = false;
+            try {
+                joinable::Join guard{joinable::participants(average), options};
+                if (way == Way::look_ahead) {
+                    for (std::uint64_t const round : guard.iterate(joinable::look_ahead, rounds)) {
+                        train(round);
+                    }
+                } else if (way == Way::inputs) {
+                    for (std::uint64_t const round : rounds) {
+                        train(round);
+                    }
+                } else {
+                    for (std::uint64_t const round : guard.iterate(rounds)) {
+                        train(round);
+                    }
+                }
+                guard.finish();
+            } catch (joinable::EarlyTermination const&) {
+                has_thrown_early = true;
+            }
+            CHECK(has_thrown_early == (way == Way::throw_early && is_uneven));
+            bool const ends_early = way == Way::stop_at_first || way == Way::throw_early;
+            std::uint64_t const expected_rounds = ends_early ? shortest : 11;
+            CHECK(average.rounds() == expected_rounds);
+            if (has_thrown_early) {
+                average.average(); // no post hook has run
+            }
+            double const expected = serial(comm.size(), 0, 3, false, expected_rounds);
+            for (Param<double> const& param : params) {
+                CHECK(param.value.back() == doctest::Approx(expected).epsilon(1e-12));
+            }
+        }
+    });
+}
+
+TEST_CASE("accumulating rounds count towards a period, but have no weight") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({5}, 1.0);
+        PeriodicAverage average{comm, params, {.period = 4}};
+        joinable::DistributedDataParallel ddp{
+            comm,
+            params,
+            joinable::DataParallelOptions{.sync_at_end = false},
+            joinable::NoReduction{}
+        };
+        // Rank r has 2 + 2 * (r % 3) micro-batches. It steps after each second one by both gradients.
+        auto const inputs = [](int rank) { return 2 + 2 * (rank % 3); };
+        auto const gradient = [](double value, int rank, int batch) {
+            return 0.125 * value - rank * rank + batch;
+        };
+        joinable::Join guard{joinable::participants(ddp, average)};
+        for (int batch = 0; batch < inputs(comm.rank()); ++batch) {
+            bool const syncs = batch % 2 == 1;
+            ddp.forward([] {}, {.will_sync = syncs});
+            ddp.backward([&](auto ready) {
+                for (std::size_t k = 0; k < 5; ++k) {
+                    params[0].g(k) += gradient(params[0].value[k], comm.rank(), batch);
+                }
+                ready(0);
+            });
+            if (!syncs) {
+                average.skip();
+                continue;
+            }
+            for (std::size_t k = 0; k < 5; ++k) {
+                params[0].value[k] -= 0.5 * params[0].g(k);
+                params[0].g(k) = 0;
+            }
+            average.step();
+        }
+        guard.finish();
+
+        std::vector<double> values(static_cast<std::size_t>(comm.size()), 1.0);
+        std::vector<double> steps(values.size());
+        auto const add_up = [&] {
+            double sum = 0;
+            double total = 0;
+            for (std::size_t r = 0; r < values.size(); ++r) {
+                sum += steps[r] * values[r];
+                total += steps[r];
+            }
+            values.assign(values.size(), total > 0 ? sum / total : values[0]);
+            steps.assign(steps.size(), 0);
+        };
+        for (int step = 0; step < 3; ++step) {
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                auto const r = static_cast<std::size_t>(rank);
+                if (2 * step < inputs(rank)) {
+                    double const both = gradient(values[r], rank, 2 * step) +
+                                        gradient(values[r], rank, 2 * step + 1);
+                    values[r] -= 0.5 * both;
+                    steps[r] += 1;
+                }
+            }
+            if (step == 1 && comm.size() > 1) {
+                add_up();
+            }
+        }
+        add_up();
+        CHECK(params[0].value[4] == doctest::Approx(values[0]).epsilon(1e-12));
     });
 }
 

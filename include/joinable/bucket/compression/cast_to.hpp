@@ -36,6 +36,10 @@ struct CastTo {
         !is_half_precision(To) || !requires(Next& next) { next.feedback; },
         "CastTo: PowerSgd, TopK and Int8Compression send the same bytes whatever a bucket holds; give them alone"
     );
+    static_assert(
+        detail::sends_runs<Next>,
+        "CastTo: NoReduction sends nothing, so there is nothing to cast; give NoReduction alone"
+    );
 
     static constexpr std::string_view name = detail::cast_names[static_cast<std::size_t>(To)];
     static constexpr bool delivers = Next::delivers;

@@ -188,9 +188,7 @@ private:
         return gradients_.trained();
     }
     /// The gradients that lie in no bucket count as one after the last.
-    void fit_to_buckets() {
-        pending_.resize(gradients_.buckets().size() + (gradients_.sparse() != nullptr ? 1 : 0));
-    }
+    void fit_to_buckets() { pending_.resize(gradients_.buckets().size() + 1); }
 
     [[nodiscard]] bool may_be_unused() const noexcept { return finds_unused_ || graph_; }
     /// With a static graph, later iterations cannot send a parameter that no rank used in the first

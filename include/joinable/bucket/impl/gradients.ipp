@@ -25,14 +25,15 @@ public:
         BucketOptions const& options,
         int rank,
         int size,
-        BufferMemory const& memory
+        BufferMemory const& memory,
+        bool sends
     )
         : Gradients{parameters, expected_ready_order(parameters), rank, memory.device()},
-          are_views_{options.gradient_as_bucket_view},
+          sends_{sends}, are_views_{options.gradient_as_bucket_view},
           only_existing_{options.find_unused || options.static_graph},
           joined_{options.joined_gradients}, limits_{bucket_limits(options)},
-          sparse_{parameters_, rank, size}, dense_{without_sparse(trained_)},
-          layout_{layout_of(rebuilds(options) ? one_bucket() : limits_, memory)},
+          sparse_{parameters_, rank, size}, dense_{in_buckets(trained_)},
+          layout_{layout_of(rebuilds(options) && sends ? one_bucket() : limits_, memory)},
           backup_{needs_backup() ? layout_of(one_bucket(), memory) : BucketLayout{}},
           places_(parameters_.size()), backup_places_(parameters_.size()),
           in_place_(parameters_.size()), packed_(parameters_.size()),
@@ -40,6 +41,9 @@ public:
         find_places();
         find_places(backup_places_, backup_);
         for (std::size_t const i : trained_) {
+            if (places_[i] == nullptr) {
+                check_value(parameters_, i, memory.id());
+            }
             if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
                 throw ContractViolation{concat(
                     describe(i),
@@ -83,6 +87,10 @@ public:
     [[nodiscard]] SparseGradients* sparse() noexcept override {
         return sparse_.empty() ? nullptr : &sparse_;
     }
+    [[nodiscard]] std::size_t without_bucket() const noexcept override {
+        return trained_.size() - dense_.size();
+    }
+    [[nodiscard]] bool receive_averages() const noexcept override { return sends_; }
     /// If parameters may be unused, one without a gradient stays without until it gets one.
     void take() override {
         if (!are_views_) {
@@ -152,19 +160,22 @@ public:
     }
 
     void pack(std::size_t i, double factor) override {
-        if (sparse_.has(i)) {
+        if (sparse_.has(i) && sends_) {
             factor == 0.0 ? sparse_.zero(i) : sparse_.pack(i);
             return;
         }
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
             require_fit(i, gradient);
-        } else if (parameters_[i].sparse_grad().values.numel() != 0) {
+        } else if (!sparse_.has(i) && parameters_[i].sparse_grad().values.numel() != 0) {
             throw ContractViolation{concat(
                 describe(i),
                 " has a sparse gradient, but its gradients were dense when the model was made; let is_sparse "
                 "return true, or give it a dense one"
             )};
+        }
+        if (!sends_) {
+            return;
         }
         if (!gradient || factor == 0.0) {
             zero(i);
@@ -196,7 +207,7 @@ public:
             in_place_[i] = nullptr;
             is_packed_[i] = false;
         }
-        if (!leaves_untouched()) {
+        if (!leaves_untouched() || !sends_) {
             return;
         }
         for (std::size_t const i : dense_) {
@@ -224,7 +235,7 @@ public:
         });
     }
     void complete() override {
-        for (std::size_t k = 0; leaves_untouched() && k < dense_.size(); ++k) {
+        for (std::size_t k = 0; leaves_untouched() && sends_ && k < dense_.size(); ++k) {
             if (std::size_t const i = dense_[k]; is_resident(i)) {
                 device().copy(*backup_places_[i], *places_[i]);
             }
@@ -291,7 +302,7 @@ public:
             }
         }
         trained_ = std::move(order);
-        dense_ = without_sparse(trained_);
+        dense_ = in_buckets(trained_);
         if (!dense_.empty()) {
             layout_.rebuild(parameters_, dense_, limits_);
         }
@@ -302,13 +313,15 @@ public:
     }
 
 private:
-    [[nodiscard]] std::vector<std::size_t> without_sparse(std::vector<std::size_t> list) const {
-        std::erase_if(list, [&](std::size_t i) { return sparse_.has(i); });
+    [[nodiscard]] std::vector<std::size_t> in_buckets(std::vector<std::size_t> list) const {
+        std::erase_if(list, [&](std::size_t i) {
+            return sparse_.has(i) || (!sends_ && !are_views_);
+        });
         return list;
     }
     [[nodiscard]] BucketLayout
     layout_of(std::vector<std::size_t> const& limits, BufferMemory const& memory) const {
-        return dense_.empty() && !sparse_.empty()
+        return dense_.empty() && !trained_.empty()
                    ? BucketLayout{}
                    : BucketLayout{parameters_, dense_, limits, memory};
     }
@@ -316,7 +329,7 @@ private:
     static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
 
     [[nodiscard]] bool needs_backup() const {
-        return joined_ == JoinedGradients::untouched &&
+        return joined_ == JoinedGradients::untouched && sends_ &&
                std::any_of(dense_.begin(), dense_.end(), [&](std::size_t i) {
                    return parameters_[i].can_set_grad();
                });
@@ -336,8 +349,10 @@ private:
                 bucket_of_[i] = b;
             }
         }
-        for (std::size_t const i : sparse_.parameters()) {
-            bucket_of_[i] = buckets().size();
+        for (std::size_t const i : trained_) {
+            if (places_[i] == nullptr) {
+                bucket_of_[i] = buckets().size();
+            }
         }
         first_piece_.resize(buckets().size());
         for (std::size_t b = 0, first = 0; b < buckets().size(); ++b) {
@@ -382,12 +397,12 @@ private:
     /// Whether the gradient lives in its bucket.
     [[nodiscard]] bool is_resident(std::size_t i) const {
         AnyView const gradient = parameters_[i].grad();
-        return gradient && gradient.data() == places_[i]->data();
+        return gradient && places_[i] != nullptr && gradient.data() == places_[i]->data();
     }
 
     void require_fit(std::size_t i, AnyView const& gradient) const {
         check_gradient(parameters_, i, gradient);
-        AnyView const& view = *places_[i];
+        AnyView const view = places_[i] != nullptr ? *places_[i] : parameters_[i].value();
         if (!is_like(gradient, view)) {
             bool const are_together = gradient.device() == view.device();
             auto const text = [&](AnyView const& tensor) {
@@ -405,6 +420,7 @@ private:
         }
     }
 
+    bool sends_;
     bool are_views_;
     bool only_existing_;
     JoinedGradients joined_;
@@ -417,7 +433,7 @@ private:
     /// Holds gradients that live in buckets while the buckets carry the averages of others. All
     /// ranks reduce in the same buckets, because communicators have registered them.
     BucketLayout backup_;
-    std::vector<AnyView const*> places_;        ///< per parameter; null: it is not trained
+    std::vector<AnyView const*> places_;        ///< per parameter; null: it lies in no bucket
     std::vector<AnyView const*> backup_places_; ///< per parameter
     std::vector<void const*> in_place_; ///< per parameter: its gradient; null: it is in the bucket
     std::vector<BufferPiece> pieces_;   ///< as many as trained parameters, in the order of buckets
@@ -434,9 +450,12 @@ JOINABLE_DEFINITION std::unique_ptr<Gradients> gradients_in_buckets(
     BucketOptions const& options,
     int rank,
     int size,
-    BufferMemory const& memory
+    BufferMemory const& memory,
+    bool sends
 ) {
-    return std::make_unique<BucketGradients>(std::move(parameters), options, rank, size, memory);
+    return std::make_unique<BucketGradients>(
+        std::move(parameters), options, rank, size, memory, sends
+    );
 }
 
 }}} // namespace joinable::v0::detail

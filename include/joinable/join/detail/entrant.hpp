@@ -108,7 +108,9 @@ public:
 
     void add_to(GuardView& view) const override {
         view.steps |= info.steps;
+        view.shards |= std::is_same_v<Label, labels::shards>;
         view.reduces |= reduces;
+        view.leaves_local |= info.leaves_local;
         if constexpr (requires(J const& joinable) { joinable.list_averaged(view.averaged); }) {
             std::as_const(joinable_).list_averaged(view.averaged);
         } else if constexpr (reduces) {
@@ -180,10 +182,16 @@ private:
             info.verb = J::join_verb;
         }
         info.steps = std::is_same_v<Label, labels::step> || std::is_same_v<Label, labels::shards>;
+        if constexpr (requires { joinable.leaves_gradients_local(); }) {
+            info.leaves_local = joinable.leaves_gradients_local();
+        }
         return info;
     }
     static Averages averages_of(J const& joinable) {
         bool averages = reduces;
+        if constexpr (requires { joinable.leaves_gradients_local(); }) {
+            averages = averages && !joinable.leaves_gradients_local();
+        }
         if constexpr (requires { joinable.averages_gradients(); }) {
             averages = joinable.averages_gradients();
         }

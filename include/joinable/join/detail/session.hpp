@@ -106,7 +106,7 @@ public:
 
     [[nodiscard]] TurnOrder const& turns() const noexcept { return turns_; }
     /// Whether joined ranks step as active ones do, because a participant steps.
-    [[nodiscard]] bool steps_joined_ranks() const noexcept { return turns_.any_steps(); }
+    [[nodiscard]] bool steps_joined_ranks() const noexcept { return turns_.steps_joined_ranks(); }
 
     /// Called before an object outside this guard uses one of its communicators.
     /// @throws ContractViolation  joined ranks would not follow, because no part of a participant

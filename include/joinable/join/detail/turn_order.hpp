@@ -26,7 +26,8 @@ struct ParticipantInfo {
     std::string_view type = {};                 ///< the name of its class
     bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
     std::string_view verb = {};                 ///< the member that notifies, if it is given
-    bool steps = false;                         ///< the model's parameters, on joined ranks too
+    bool steps = false;        ///< its hook is labelled labels::step or labels::shards
+    bool leaves_local = false; ///< gradients: each rank steps by its own
 };
 
 /// The turns of participants inside a round. A part begins with the participant's notification. It
@@ -41,10 +42,14 @@ public:
     /// The name and what it called.
     [[nodiscard]] std::string call(std::size_t position) const;
 
-    [[nodiscard]] bool any_steps() const noexcept {
-        return std::any_of(participants_.begin(), participants_.end(), [](auto const& info) {
-            return info.steps;
-        });
+    /// Whether a participant steps the model, on joined ranks too.
+    [[nodiscard]] bool steps_joined_ranks() const noexcept {
+        auto const any = [this](bool ParticipantInfo::* fact) {
+            return std::any_of(participants_.begin(), participants_.end(), [&](auto const& info) {
+                return info.*fact;
+            });
+        };
+        return any(&ParticipantInfo::steps) && !any(&ParticipantInfo::leaves_local);
     }
     [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
         auto* const asks = participants_[position].takes_part;

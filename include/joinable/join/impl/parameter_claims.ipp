@@ -20,8 +20,13 @@ namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION void
 ParameterClaims::add_averaged(ParameterList const& parameters, std::size_t first) {
-    add(averaged_, parameters, first, &AnyParameter::value);
+    add_averaged_values(parameters, first);
     add(averaged_, parameters, first, &AnyParameter::grad);
+}
+
+JOINABLE_DEFINITION void
+ParameterClaims::add_averaged_values(ParameterList const& parameters, std::size_t first) {
+    add(averaged_, parameters, first, &AnyParameter::value);
 }
 
 JOINABLE_DEFINITION void ParameterClaims::add_averaged(AnyView const& gradient, std::size_t index) {

@@ -14,7 +14,7 @@ JOINABLE_DEFINITION Iteration::Iteration(Gradients& gradients, BucketOptions con
     : gradients_{gradients}, states_(gradients.parameters().size()),
       finds_unused_{options.find_unused && !options.static_graph},
       sends_held_{options.unused_gradients == UnusedGradients::held},
-      records_order_{rebuilds(options)} {
+      records_order_{rebuilds(options) && gradients.receive_averages()} {
     accumulated_.resize(states_.size());
     if (gradients.receive_averages() && (options.find_unused || options.static_graph)) {
         used_.emplace(states_.size());
@@ -43,9 +43,7 @@ Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
     for (std::size_t b = 0; b < gradients_.buckets().size(); ++b) {
         pending_[b] = gradients_.buckets()[b].parameters.size();
     }
-    if (SparseGradients const* const sparse = gradients_.sparse()) {
-        pending_.back() = sparse->parameters().size();
-    }
+    pending_.back() = gradients_.without_bucket();
     std::fill(states_.begin(), states_.end(), State::pending);
     ready_order_.clear();
     if (sends_map()) {
@@ -155,7 +153,7 @@ JOINABLE_DEFINITION void Iteration::follow_others() {
 }
 
 JOINABLE_DEFINITION void Iteration::end() {
-    if (graph_ && used_->is_empty()) {
+    if (graph_ && used_ && used_->is_empty()) {
         used_->clear(); // no rank had gradients: the graph is not recorded yet
     }
     if (!without_ || !without_->is_untouched()) {
@@ -173,7 +171,7 @@ JOINABLE_DEFINITION void Iteration::require_open(std::string_view verb) const {
 }
 
 JOINABLE_DEFINITION void Iteration::take_used(std::size_t i) {
-    if (graph_ && used_->is_known() && !used_->is_used(i)) {
+    if (graph_ && used_ && used_->is_known() && !used_->is_used(i)) {
         throw ContractViolation{concat(
             gradients_.describe(i),
             " is used, but no rank used it in the first iteration: with static_graph all "

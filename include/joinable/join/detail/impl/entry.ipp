@@ -63,8 +63,11 @@ check_entrants(Entrants const& entrants, HookOrder const& order, JoinOptions con
     GuardView view{};
     view.carries_accumulated = options.carry_accumulated;
     view.lists_all_averaged = true;
+    view.weighs = options.weight_per_input.has_value();
+    bool averages = false;
     for (auto const& entrant : entrants) {
         entrant->add_to(view);
+        averages = averages || entrant->averages != Averages::none;
         for (auto other = entrants.begin(); other->get() != entrant.get(); ++other) {
             if (&(*other)->state == &entrant->state) {
                 throw ContractViolation{concat(
@@ -79,6 +82,18 @@ check_entrants(Entrants const& entrants, HookOrder const& order, JoinOptions con
                 "a ", entrant->info.type, " already takes part in another guard; end that one first"
             )};
         }
+    }
+    char const* const why =
+        !view.leaves_local ? nullptr
+        : view.shards
+            ? "NoReduction and PeriodicAverage leave each rank its own gradients, so a sharded optimizer beside them "
+              "has no averages to step by; step by an optimizer of each rank"
+        : view.steps && averages
+            ? "a Step runs on joined ranks where gradients are averaged, and on active ranks alone beside NoReduction "
+              "and PeriodicAverage, so it cannot be beside both; give the model of each kind a guard of its own"
+            : nullptr;
+    if (why != nullptr) {
+        throw ContractViolation{why};
     }
     ParameterClaims claims;
     for (std::size_t const place : order.main) {

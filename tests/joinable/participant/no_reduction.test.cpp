@@ -375,7 +375,7 @@ TEST_CASE("what averages or needs equal values is refused on all ranks, in a sen
         auto const is_no_guard =
             [&](char const* text, joinable::JoinOptions const& options, auto&... others) {
                 CHECK_THROWS_WITH_AS(
-                    (joinable::Join{joinable::participants(others...), options}),
+                    static_cast<void>(joinable::Join{joinable::participants(others...), options}),
                     doctest::Contains(text),
                     ContractViolation
                 );
@@ -457,10 +457,10 @@ TEST_CASE(
             ddp.forward([] {}, {.will_sync = syncs});
             ddp.backward([](auto ready) { ready(0); });
         };
-        joinable::Join guard{joinable::participants(alone, ddp)};
         round(false);
         local[0].g(0) = local[0].g(1) = 0; // clears no window: the other model's gradients count
-        if (comm.rank() == 0) {            // the others join with what they have accumulated
+        joinable::Join guard{joinable::participants(alone, ddp)};
+        if (comm.rank() == 0) { // the others join with what they have accumulated
             round(true);
             double const sum = 2.0 + (comm.size() - 1);
             CHECK(averaged[0].g(0) == doctest::Approx(sum / comm.size()));

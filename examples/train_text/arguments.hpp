@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -202,7 +203,8 @@ inline void add_training_options(CLI::App& app, Options& options) {
         {"bf16", Reduction::bf16},
         {"int8", Reduction::int8},
         {"topk", Reduction::topk},
-        {"powersgd", Reduction::powersgd}
+        {"powersgd", Reduction::powersgd},
+        {"local", Reduction::local}
     };
     group
         .add(
@@ -212,6 +214,7 @@ inline void add_training_options(CLI::App& app, Options& options) {
             "How gradients travel, with sgd. all-reduce: whole. fp16, bf16: in half of\n"
             "the bytes. int8: in one byte each. topk: only the largest. powersgd: as\n"
             "products of thin matrices. What the last three leave out is sent later.\n"
+            "local: not at all; each rank steps by its own, and ranks average values.\n"
             "Default: all-reduce."
         )
         .transform(one_of(reductions));
@@ -219,6 +222,8 @@ inline void add_training_options(CLI::App& app, Options& options) {
         .check(CLI::Range(1e-6, 1.0));
     group.add("--vectors", options.vectors, "N", "How many of each matrix powersgd sends.")
         .check(CLI::Range(1, 64));
+    group.add("--period", options.period, "N", "Rounds from one average of local to the next.")
+        .check(CLI::PositiveNumber);
     group
         .add(
             "--rate",
@@ -312,14 +317,12 @@ inline Options parse(CLI::App& app, int argc, char** argv, std::string const& re
     if (options.reduction != Reduction::all_reduce && !can_choose) {
         throw CLI::ValidationError{"--reduction", "needs sgd, --sharding none and --device host"};
     }
-    for (auto const& [option, reduction] :
-         {std::pair{"--density", Reduction::topk}, {"--vectors", Reduction::powersgd}}) {
+    for (auto const& [option, reduction, name] :
+         {std::tuple{"--density", Reduction::topk, "topk"},
+          {"--vectors", Reduction::powersgd, "powersgd"},
+          {"--period", Reduction::local, "local"}}) {
         if (app.count(option) != 0 && options.reduction != reduction) {
-            throw CLI::ValidationError{
-                option,
-                reduction == Reduction::topk ? "needs --reduction topk"
-                                             : "needs --reduction powersgd"
-            };
+            throw CLI::ValidationError{option, std::string{"needs --reduction "} + name};
         }
     }
     if (options.paths.empty()) {

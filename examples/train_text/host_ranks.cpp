@@ -60,6 +60,9 @@ train_on_host(joinable::AnyCommunicator& comm, joinable::AnyCommunicator& hosts,
         return train_by_rule(comm, hosts, model, rule_of(o), job);
     }
     Sgd optimizer{model.parameters(), {o.rate(), job.longest}, o.momentum};
+    if (o.reduction == Reduction::local) {
+        return train_locally(comm, hosts, model, optimizer, job);
+    }
     if (o.reduction != Reduction::all_reduce) {
         return train_by_engine(comm, hosts, model, optimizer, job, reduction_of(o));
     }

@@ -35,7 +35,8 @@ enum class Mode { join, drop, even };
 enum class Kind { thread, process, tcp, gloo, mpi, machines };
 enum class Where { host, cuda }; ///< what ranks compute on
 enum class Rule { sgd, adam, adamw };
-enum class Reduction { all_reduce, fp16, bf16, int8, topk, powersgd }; ///< how gradients travel
+/// How gradients travel; local: not at all, values are averaged now and then.
+enum class Reduction { all_reduce, fp16, bf16, int8, topk, powersgd, local };
 enum class Sharding { none, optimizer, gradients, parameters }; ///< what is divided among the ranks
 
 struct Options {
@@ -57,6 +58,7 @@ struct Options {
     Reduction reduction = Reduction::all_reduce;
     double density = 0.1;    ///< of TopK
     std::size_t vectors = 2; ///< of each matrix, for PowerSgd
+    std::size_t period = 4;  ///< rounds from one average of values to the next, for local
     std::optional<float> given_rate = {};
     float momentum = 0.9F;
     SaveOptions save = {};
@@ -94,9 +96,10 @@ struct Findings {
     std::size_t value_bytes;    ///< of the parameters that this rank keeps between rounds
     std::size_t state_bytes;    ///< of the optimizer's state on this rank
     double seconds;             ///< of training
-    std::uint64_t sent_bytes;   ///< of gradients, if they are not sharded
-    double waited;              ///< in roll calls, included in `seconds`
-    double bits_before;         ///< per held-out byte; measured by rank 0
+    std::uint64_t
+        sent_bytes;     ///< of gradients, or of values in their place, if they are not sharded
+    double waited;      ///< in roll calls, included in `seconds`
+    double bits_before; ///< per held-out byte; measured by rank 0
     double bits_after;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// How gradients travel, chosen when the program runs.
+// How gradients travel, chosen when the program runs, or what is sent in their place.
 
 #include <joinable/any_communicator.hpp>
 #include <joinable/compression.hpp>
@@ -9,11 +9,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <utility>
 #include <variant>
 
+#include "model.hpp"
 #include "options.hpp"
+#include "train.hpp"
 
 namespace train_text {
 
@@ -131,6 +134,45 @@ private:
     default:
         return ChosenReduction{joinable::PowerSgd{.rank = options.vectors, .start_iteration = 10}};
     }
+}
+
+/// In the place of what saves a training: ranks step apart, and average their values after their steps.
+struct Averaged {
+    joinable::PeriodicAverage<joinable::AnyCommunicator>& average;
+
+    static std::size_t rounds() { return 0; }
+    void step() const { average.step(); }
+    template <class... Js>
+    auto participants(Js&... joinables) const {
+        return joinable::participants(joinables..., average);
+    }
+};
+
+/// Local SGD. The momentum of each rank stays its own.
+inline Findings train_locally(
+    joinable::AnyCommunicator& comm,
+    joinable::AnyCommunicator& hosts,
+    Model& model,
+    Sgd& optimizer,
+    Job const& job
+) {
+    auto ddp = data_parallel(comm, model, job.options, joinable::NoReduction{});
+    joinable::PeriodicAverage average{comm, model.parameters(), {.period = job.options.period}};
+    joinable::Step step{comm, std::function{[&] { optimizer.step(model.parameters()); }}};
+    auto const finish = [&](Findings& findings) {
+        std::size_t averages = average.rounds() / job.options.period;
+        std::size_t const epochs = static_cast<std::size_t>(job.options.epochs);
+        for (std::size_t epoch = 1; epoch <= epochs; ++epoch) { // each averages what is left
+            averages += epoch * (job.longest / epochs) % job.options.period == 0 ? 0 : 1;
+        }
+        findings.sent_bytes = averages * findings.value_bytes;
+        for (auto const& numbers : optimizer.velocity()) {
+            findings.state_bytes += numbers.size() * sizeof(float);
+        }
+    };
+    return train(
+        comm, hosts, model, Trainer{ddp, step, [](std::size_t) {}, finish, Averaged{average}}, job
+    );
 }
 
 } // namespace train_text

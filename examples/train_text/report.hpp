@@ -108,13 +108,16 @@ inline void report(
     );
     if (first.sent_bytes != 0) {
         std::printf(
-            "gradients                %.0f bytes sent by each rank in a round\n",
+            "%s                %.0f bytes sent by each rank in a round\n",
+            options.reduction == Reduction::local ? "values   " : "gradients",
             static_cast<double>(first.sent_bytes) / rounds
         );
     }
     std::printf(
         "%s  %s\n",
-        options.sharding == Sharding::none ? "parameters and state   " : "parameters             ",
+        options.sharding == Sharding::none && options.reduction != Reduction::local
+            ? "parameters and state   "
+            : "parameters             ",
         have_same_bits(findings) ? "the same bit for bit on all ranks, without any final sync"
                                  : "DIFFER between ranks"
     );

@@ -72,6 +72,16 @@ inline std::uint64_t digest_of(std::vector<std::vector<float>> const& state) {
     return hash_of(bytes);
 }
 
+/// What a rank announces of a batch. Gradients that stay on their ranks are not weighted.
+template <class Passes>
+joinable::RoundNotice notice_of(Passes const&, std::size_t batch_size) {
+    if constexpr (requires { requires Passes::leaves_gradients_local(); }) {
+        return {};
+    } else {
+        return {.weight = batch_size};
+    }
+}
+
 /// Gives every rank all values during the lifetime of the returned object. Collective.
 template <class Passes>
 auto all_values(Passes& passes) {
@@ -201,7 +211,7 @@ Findings train(
         for (auto const& batch : std::span{batches}.subspan(had)) {
             trainer.passes.forward(
                 [&](auto const&... use) { model.forward(text, batch, use...); },
-                {.weight = batch.size()}
+                notice_of(trainer.passes, batch.size())
             );
             trainer.passes.backward([&](auto const& ready, auto const&... use) {
                 model.backward(ready, use...);

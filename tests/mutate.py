@@ -2341,7 +2341,7 @@ MUTATIONS = [
     ),
     Mutation(
         "local-gradients-are-cut-anew", "bucket/reducer.hpp",
-        "is_rebuild_due_{detail::rebuilds(options) && detail::sends_runs<Reduction>}",
+        "is_rebuild_due_{detail::rebuilds(options) && sends}",
         "is_rebuild_due_{detail::rebuilds(options)}",
         "participant/no_reduction.test.cpp", "buckets have memory*",
     ),

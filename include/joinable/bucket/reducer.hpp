@@ -53,11 +53,12 @@ namespace joinable { inline namespace v0 {
 /// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
 /// `Reduction` defines how a bucket travels, see BucketReduction. Rows travel as they are, in no bucket, and are added
-/// in rank order: the memory for them grows to the most rows so far. With NoReduction none of these is run. Nothing is allocated after the
-/// buckets are final, unless gradients that are summed where they lie get other memory. `Times` is notified of each collective of a bucket.
+/// in rank order: the memory for them grows to the most rows so far. With NoReduction no collective of these is run. Nothing
+/// is allocated after the buckets are final, unless gradients that are summed where they lie get other memory. `Times` is notified of each collective of a bucket.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
     static_assert(models_bucket_reduction<Reduction, Comm>());
+    static constexpr bool sends = detail::sends_runs<Reduction>;
 
 public:
     /// Local. Buckets are in arenas of make_arena(). `comm` and the objects that the parameters
@@ -76,8 +77,14 @@ public:
         : Reducer{
               comm,
               std::move(reduction),
-              detail::
-                  gradients_in_buckets(std::move(parameters), options, static_cast<int>(comm.rank()), static_cast<int>(comm.size()), detail::BufferMemory{comm}, detail::sends_runs<Reduction>),
+              detail::gradients_in_buckets(
+                  std::move(parameters),
+                  options,
+                  static_cast<int>(comm.rank()),
+                  static_cast<int>(comm.size()),
+                  detail::BufferMemory{comm},
+                  sends
+              ),
               options
           } {
         take_gradients();
@@ -92,12 +99,10 @@ public:
         std::shared_ptr<Times> timeline = std::make_shared<Times>()
     )
         : comm_{comm}, host_{comm}, reduction_{checked(comm, std::move(reduction))},
-          gradients_{std::move(gradients)}, sparse_{gradients_->sparse()},
-          iteration_{*gradients_, options},
-          is_rebuild_due_{detail::rebuilds(options) && detail::sends_runs<Reduction>},
+          gradients_{std::move(gradients)}, sparse_{sends ? gradients_->sparse() : nullptr},
+          iteration_{*gradients_, options}, is_rebuild_due_{detail::rebuilds(options) && sends},
           timeline_{std::move(timeline)}, words_{&own_words_}, own_words_{comm} {
-        if (sparse_ != nullptr && detail::sends_runs<Reduction> &&
-            !(AllGathers<Comm> && reduction_.delivers)) {
+        if (sparse_ != nullptr && !(AllGathers<Comm> && reduction_.delivers)) {
             throw ContractViolation{detail::concat(
                 detail::describe_parameter(parameters(), sparse_->parameters().front()),
                 " has sparse gradients, but ",
@@ -470,7 +475,7 @@ private:
     /// Launches the full buckets in index order, and other collectives of the reduction in between. The map of used
     /// parameters is known before the first one, so parameters that no rank uses are never sent.
     void advance() {
-        if constexpr (!detail::sends_runs<Reduction>) {
+        if constexpr (!sends) {
             return;
         }
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
@@ -685,7 +690,7 @@ private:
     double factor_ = 1; ///< applied by the reduction
     bool contributes_ = false;
     std::unique_ptr<detail::Gradients> gradients_;
-    detail::SparseGradients* sparse_; ///< of these; null: none are rows
+    detail::SparseGradients* sparse_; ///< of these; null: none are rows that travel
     detail::Iteration iteration_;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;

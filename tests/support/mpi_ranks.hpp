@@ -33,6 +33,9 @@ namespace joinable_tests {
     return rank;
 }
 
+/// MpiOptions::patience for ranks that wait in vain. Those that have to get what they wait for keep the default.
+inline constexpr std::chrono::milliseconds short_patience{200};
+
 /// What one process threw.
 struct MpiOutcome {
     enum Kind : int { success, other_failed, failed };

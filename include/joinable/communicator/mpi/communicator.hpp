@@ -39,7 +39,8 @@
 namespace joinable { inline namespace v0 {
 
 /// A collective or a message of MPI. After its end MPI may still write to this rank's buffer if that
-/// is in an arena. At the deadline test() first gives the ranks 2 s to answer.
+/// is in an arena. At the deadline test() first gives the ranks the patience of MpiOptions to
+/// answer.
 using MpiWork = detail::WorkOf<detail::MpiRank, std::reference_wrapper<detail::MpiOperation>>;
 
 /// Ranks are those of an MPI communicator: processes on any machines, started by mpirun.
@@ -56,16 +57,16 @@ using MpiWork = detail::WorkOf<detail::MpiRank, std::reference_wrapper<detail::M
 /// An abort travels as a message that every wait and test polls, so a busy rank sees it at its next
 /// wait. Collectives in flight then stay with MPI, and their memory, arenas included, is kept until
 /// the process ends. Ranks that all destroy their communicators without unwinding avoid this: for
-/// up to 2 s they complete these collectives for each other. That fails if a rank has more than 117
-/// collectives open, compared ones (MpiOptions::check), ones with counts, or a send. It also fails
-/// if a collective is complete on all ranks that have posted it.
+/// up to MpiOptions::patience they complete these collectives for each other. That fails if a rank
+/// has more than 117 collectives open, compared ones (MpiOptions::check), ones with counts, or a
+/// send. It also fails if a collective is complete on all ranks that have posted it.
 ///
 /// If two ranks abort at the same moment, others may hear of either first, so ranks may throw
 /// different reasons. MPI handles the death of a rank: mpirun ends the job. This library never
 /// calls MPI_Abort.
 ///
 /// A wait ends at the deadline. The rank then asks the others what they have posted. Ranks that do
-/// not answer within 2 s are named as missing: they neither wait nor test here, and have no
+/// not answer within the patience are named as missing: they neither wait nor test here, and have no
 /// ProgressThread.
 ///
 /// MPI errors become CommunicationError with MPI's text. But Open MPI and MPICH raise some errors of
@@ -123,10 +124,10 @@ public:
 
     MpiCommunicator(MpiCommunicator const&) = delete;
     MpiCommunicator& operator=(MpiCommunicator const&) = delete;
-    /// Collective. Waits for all ranks up to the deadline, or for 2 s after an abort. Ranks that
-    /// wait for this one throw PeerFailed. During unwinding it aborts without waiting. Other
-    /// ranks may still complete, for up to 1 s, collectives to which this rank has contributed; these
-    /// may tell them why.
+    /// Collective. Waits for all ranks up to the deadline, or for the patience after an abort. Ranks
+    /// that wait for this one throw PeerFailed. During unwinding it aborts without waiting. Other
+    /// ranks may still complete, for up to half the patience, collectives to which this rank has
+    /// contributed; these may tell them why.
     ~MpiCommunicator() {
         if (rank_->is_here()) {
             held()->close(unwinding_.has_begun());
@@ -154,8 +155,8 @@ public:
     /// Local. Ranks that wait for this one wait for one more deadline from when they learn of it.
     /// Calls are cheap: at most ten per deadline, and one per second, send a message.
     void keep_alive() { held()->keep_alive(); }
-    /// Local, but asks the others for up to 2 s. The ranks that have not posted this rank's oldest
-    /// unfinished collective, and those that do not answer because they neither wait nor test.
+    /// Local, but asks the others for up to the patience. The ranks that have not posted this rank's
+    /// oldest unfinished collective, and those that do not answer because they neither wait nor test.
     [[nodiscard]] std::vector<int> missing_ranks() const { return held()->missing_ranks(); }
 
     /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
@@ -165,8 +166,9 @@ public:
     /// other groups.
     ///
     /// MPI blocks here, so the ranks meet first. A rank that learns of an abort while it waits
-    /// there continues for 1 s, because the others may have met already. If all meet, the group is
-    /// made, and its first wait throws the reason.
+    /// there continues for up to half the patience, because the others may have met already; not if
+    /// a rank has left that did not come. If all meet, the group is made, and its first wait throws
+    /// the reason.
     /// @throws Mismatch  some ranks call share() or something else. MPI may report an error first.
     [[nodiscard]] MpiCommunicator split(int color, int key) {
         detail::check_color(color);

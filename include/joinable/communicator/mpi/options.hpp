@@ -13,6 +13,10 @@ struct MpiOptions {
     /// one more deadline to complete; after that it ends in CommunicationError, even if it is only
     /// slow. In split() and share() MPI blocks once all ranks have met, and no deadline ends that.
     std::chrono::nanoseconds deadline = default_deadline;
+    /// How long a rank waits for the others beyond that: at a deadline for their answers, and after an
+    /// abort for them to close. Shorter ends a job sooner in which a rank does neither; longer names
+    /// fewer ranks that only have a busy machine.
+    std::chrono::nanoseconds patience = std::chrono::seconds{2};
     /// Ranks compare what they are about to do before data moves, and all throw Mismatch if it
     /// differs. This puts a small collective before each one. Without the comparison MPI may report
     /// an error, give wrong numbers, crash, or never finish; the last ends in CommunicationError

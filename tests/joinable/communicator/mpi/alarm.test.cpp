@@ -35,14 +35,15 @@ using joinable::detail::MpiWord;
 
 /// Communicators of a rank, on which a test can say what a rank would, to some ranks only.
 struct Wires {
-    explicit Wires(MPI_Comm group) : data{duplicate(group)}, alarm{duplicate(group)} {
+    explicit Wires(MPI_Comm group, std::chrono::nanoseconds time_for_others = MpiOptions{}.patience)
+        : data{duplicate(group)}, alarm{duplicate(group)}, patience{time_for_others} {
         MPI_Comm_rank(group, &rank);
         MPI_Comm_size(group, &size);
     }
 
     [[nodiscard]] std::shared_ptr<MpiRank>
     make_rank(std::shared_ptr<MpiRank> parent = nullptr) const {
-        MpiOptions const options{.deadline = std::chrono::seconds{20}};
+        MpiOptions const options{.deadline = std::chrono::seconds{20}, .patience = patience};
         return std::make_shared<MpiRank>(
             data, alarm, rank, size, options, joinable::detail::MpiLimits{}, std::move(parent)
         );
@@ -55,6 +56,7 @@ struct Wires {
 
     MPI_Comm data;
     MPI_Comm alarm;
+    std::chrono::nanoseconds patience;
     int rank = 0;
     int size = 0;
 };
@@ -70,7 +72,7 @@ void wait_for_abort(MpiRank& rank) {
 
 TEST_CASE("ranks throw the reason of an abort also where they hear first that a rank has left") {
     run_mpi_groups({3, 4, 8}, [](MPI_Comm group) {
-        Wires const wires{group};
+        Wires const wires{group, short_patience};
         int const last = wires.size - 1;
         AbortReason const reason{FailureKind::mismatch, {last}, "rank 0 hears it alone"};
         if (wires.rank == last) {
@@ -91,7 +93,7 @@ TEST_CASE("ranks throw the reason of an abort also where they hear first that a 
 
 TEST_CASE("and where a rank leaves a group because the communicator around that is aborted") {
     run_mpi_groups({3, 4, 8}, [](MPI_Comm group) {
-        Wires const wires{group};
+        Wires const wires{group, short_patience};
         int const last = wires.size - 1;
         MPI_Comm inner = MPI_COMM_NULL;
         MPI_Comm_split(group, wires.rank == last ? MPI_UNDEFINED : 0, wires.rank, &inner);
@@ -101,7 +103,7 @@ TEST_CASE("and where a rank leaves a group because the communicator around that 
             return;
         }
         auto const outer = wires.make_rank();
-        auto const rank = Wires{inner}.make_rank(outer);
+        auto const rank = Wires{inner, short_patience}.make_rank(outer);
         if (wires.rank == 0) {
             wait_for_abort(*outer);
         } else {
@@ -137,7 +139,7 @@ TEST_CASE("the message of an abort keeps the origin of its reason, and whether i
 
 TEST_CASE("an error of MPI beside the data ends all ranks") {
     run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
-        Wires const wires{group};
+        Wires const wires{group, short_patience};
         if (wires.rank == wires.size - 1) {
             // More than fits, but little enough to be sent at once: with more, Open MPI writes behind the end.
             std::vector<std::byte> const body(joinable::detail::MpiAlarm::most_bytes + 100);
@@ -195,13 +197,13 @@ TEST_CASE("a rank that sleeps while answers come hears them before it says who i
         Wires const wires{group};
         *has_ended = false;
         MPI_Barrier(group);
-        joinable::detail::MpiPeers peers{wires.alarm, wires.rank, wires.size};
+        joinable::detail::MpiPeers peers{wires.alarm, wires.rank, wires.size, short_patience};
         auto const poll = [&] { peers.poll(1, true, [](AbortReason const&) {}); };
         if (wires.rank == 0) {
             joinable::detail::MpiOperation operation; // the first collective
             peers.ask(operation);
             std::this_thread::sleep_for(
-                joinable::detail::mpi_patience + std::chrono::milliseconds{100}
+                short_patience + std::chrono::milliseconds{300} // the other one needs some
             );
             CHECK(!peers.has_answers(operation));
             while (!peers.has_answers(operation)) {
@@ -220,7 +222,7 @@ TEST_CASE("a rank that sleeps while answers come hears them before it says who i
 
 TEST_CASE("ranks that compute are not flooded by one that says that it is at work") {
     run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
-        Wires const wires{group};
+        Wires const wires{group, short_patience};
         if (wires.rank == 0) {
             auto const rank = wires.make_rank();
             for (int i = 0; i < 10'000; ++i) {

@@ -83,7 +83,7 @@ TEST_CASE("a rank that comes after the others' deadline ends at its own") {
     for (bool const gives_away : {false, true}) {
         run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {
             MPI_Comm const own = duplicate_of(group); // in which something stays open
-            joinable::MpiOptions const options{.deadline = milliseconds{300}};
+            joinable::MpiOptions const options{.deadline = milliseconds{50}};
             auto const make = [&] {
                 if (gives_away) {
                     auto comm = MpiCommunicator::from_native_handle(own, options);
@@ -107,7 +107,7 @@ TEST_CASE("a rank that comes after the others' deadline ends at its own") {
 TEST_CASE("a rank that comes late, but within the deadline, is waited for") {
     run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
         if (rank_in(group) == 0) {
-            std::this_thread::sleep_for(milliseconds{300});
+            std::this_thread::sleep_for(milliseconds{50});
         }
         MpiCommunicator comm{group};
         std::vector<int> ones{1};
@@ -249,7 +249,8 @@ TEST_CASE("shared memory of different sizes is Mismatch, and the communicator li
 TEST_CASE("an abort of the parent while a group splits reaches all, and no rank stays in MPI") {
     for (int const delay : {0, 3}) { // in milliseconds
         run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {
-            MpiCommunicator comm{group};
+            // Nobody waits for a rank that has left.
+            MpiCommunicator comm{group, {.patience = std::chrono::seconds{40}}};
             auto inner = comm.split(0, comm.rank());
             auto const start = Clock::now();
             MPI_Barrier(group);
@@ -271,9 +272,10 @@ TEST_CASE("an abort of the parent while a group splits reaches all, and no rank 
 }
 
 TEST_CASE("a late rank does not split alone when the others have heard of an abort") {
-    for (int const delay : {50, 1500}) { // in milliseconds
+    constexpr milliseconds patience{400}; // ranks hear of an abort within half of it
+    for (milliseconds const delay : {patience / 20, patience}) {
         run_mpi_groups({3, 4, 8}, [&](MPI_Comm group) {
-            MpiCommunicator comm{group};
+            MpiCommunicator comm{group, {.patience = patience}};
             bool const is_last = comm.rank() == comm.size() - 1;
             auto inner = comm.split(is_last ? 1 : 0, 0);
             MPI_Barrier(group);
@@ -282,7 +284,7 @@ TEST_CASE("a late rank does not split alone when the others have heard of an abo
                 return;
             }
             if (comm.rank() == 0) { // it has not heard yet, and the others are in the split
-                std::this_thread::sleep_for(milliseconds{delay});
+                std::this_thread::sleep_for(delay);
             }
             auto const start = Clock::now();
             auto const use = [&] {

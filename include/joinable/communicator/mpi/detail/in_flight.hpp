@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include <joinable/communicator/detail/comparison.hpp>
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/mpi/detail/alarm.hpp>
@@ -209,20 +211,24 @@ public:
     }
     /// Completes the collectives that are open on any rank. A rank that has not posted one takes
     /// part with zeros. `is_cancelled(peer)` hears of a receive that MPI will not complete. Returns
-    /// whether MPI has finished with all operations.
+    /// whether MPI has finished with all operations within the patience.
     template <class IsCancelled>
-    [[nodiscard]] bool
-    drain(std::vector<MpiLeave::Open> const& open_anywhere, IsCancelled const& is_cancelled) {
+    [[nodiscard]] bool drain(
+        std::vector<MpiLeave::Open> const& open_anywhere,
+        std::chrono::nanoseconds patience,
+        IsCancelled const& is_cancelled
+    ) {
         for (MpiLeave::Open const& one : open_anywhere) {
             if (one.number >= posted_) {
                 stand_in(Descriptor::of_word(one.word, one.count, false));
             }
         }
-        bool const is_over = wait_for_a_moment([&] {
+        auto const have_stopped = [&] {
             return std::all_of(open_.begin(), open_.end(), [&](MpiOperation* const operation) {
                 return has_stopped(*operation, is_cancelled);
             });
-        });
+        };
+        bool const is_over = wait_at_most(patience, have_stopped, MpiPause{});
         for (MpiOperation* const operation : open_) {
             if (is_over) {
                 operation->give_back(*memory_);

@@ -17,7 +17,6 @@
 #include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/mpi/detail/alarm.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
-#include <joinable/communicator/mpi/detail/pause.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -31,8 +30,10 @@ struct MpiUnwinding {
 /// One rank's control messages to and from the others, and what it has learned from them.
 class MpiPeers {
 public:
-    MpiPeers(MPI_Comm comm, int rank, int size)
-        : rank_{rank}, others_(static_cast<std::size_t>(size)), alarm_{comm, rank, size} {}
+    /// `patience`: for how long answers are waited for.
+    MpiPeers(MPI_Comm comm, int rank, int size, std::chrono::nanoseconds patience)
+        : rank_{rank}, patience_{patience}, others_(static_cast<std::size_t>(size)),
+          alarm_{comm, rank, size} {}
 
     [[nodiscard]] int size() const noexcept { return static_cast<int>(others_.size()); }
 
@@ -147,7 +148,7 @@ public:
     /// may have slept since then, and their answers have come.
     [[nodiscard]] bool has_answers(MpiOperation const& operation) const {
         auto const& [question, asked_at] = operation.question;
-        return heard_at_ - asked_at >= mpi_patience ||
+        return heard_at_ - asked_at >= patience_ ||
                !any_rank(size(), [&, after = question](int rank) {
                    Other const& other = others_[as_index(rank)];
                    return rank != rank_ && other.answered < after && !other.left;
@@ -262,6 +263,7 @@ private:
     }
 
     int rank_;
+    std::chrono::nanoseconds patience_;
     std::vector<Other> others_; ///< including this one
     MpiAlarm alarm_;            ///< last, because it starts to receive, and others may throw
     bool has_any_left_ = false;

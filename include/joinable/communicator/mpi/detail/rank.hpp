@@ -80,7 +80,7 @@ public:
               lock_,
               [this](AbortReason const& reason) { fail(reason); }
           },
-          peers_{alarm, rank, size} {}
+          peers_{alarm, rank, size, options.patience} {}
     MpiRank(MpiRank const&) = delete;
     MpiRank& operator=(MpiRank const&) = delete;
 
@@ -122,14 +122,14 @@ public:
     }
     /// The same for the meeting before ranks block inside MPI. When an abort comes, others may
     /// already be inside. This rank then follows them, if its part of the meeting ends within half
-    /// the time for which closing ranks wait for it.
+    /// the time for which closing ranks wait for it. It does not wait for a rank that has left
+    /// without coming.
     void finish_meeting(MpiOperation& operation) {
         try {
             finish(operation);
         } catch (...) { // an abort may be a ContractViolation, too, which is no Error
-            bool const is_met =
-                operation.state == MpiOperation::State::lost && operation.moves_data() &&
-                wait_for_a_moment([&] { return has_ended(operation.tables); }, mpi_patience / 2);
+            bool const is_met = operation.state == MpiOperation::State::lost &&
+                                operation.moves_data() && has_met(operation);
             if (!is_met) {
                 throw;
             }
@@ -284,7 +284,7 @@ public:
                 !is_unwinding && !unwinding_ && in_flight_.can_be_left(options_.check);
             say_last_word(is_staying);
             bool const is_over = is_staying && hear_last_words() && drain() && drop_messages();
-            bool const has_sent = wait_for_a_moment([&] { return peers_.has_sent(); });
+            bool const has_sent = wait_patiently([&] { return peers_.has_sent(); });
             if (!is_over || !has_sent) {
                 keep();
                 peers_.stop_listening();
@@ -334,7 +334,7 @@ private:
                    open.end(),
                    [&](MpiOperation const* one) { return peers_.departed_peer(*one).has_value(); }
                ) &&
-               std::chrono::steady_clock::now() - unwinding.heard_at < mpi_patience / 2;
+               std::chrono::steady_clock::now() - unwinding.heard_at < options_.patience / 2;
     }
     /// All ranks have heard, or will hear, of that from the unwound rank, so this one does not tell
     /// them; it repeats the blame in its last word, which may come first.
@@ -395,6 +395,23 @@ private:
         return left;
     }
 
+    /// Polls until `is_so()`, or for the patience. Returns whether it came true.
+    template <class IsSo>
+    [[nodiscard]] bool wait_patiently(IsSo const& is_so) const {
+        return wait_at_most(options_.patience, is_so, MpiPause{});
+    }
+    /// Whether a meeting that an abort has interrupted ends all the same.
+    [[nodiscard]] bool has_met(MpiOperation& meeting) {
+        bool is_met = false;
+        auto const is_decided = [&] {
+            poll();
+            is_met = has_ended(meeting.tables);
+            return is_met || peers_.departed_peer(meeting);
+        };
+        static_cast<void>(wait_at_most(options_.patience / 2, is_decided, MpiPause{}));
+        return is_met;
+    }
+
     // -- closing ----------------------------------------------------------------------------------
 
     void say_last_word(bool is_staying) {
@@ -419,7 +436,7 @@ private:
             poll();
             auto const now = std::chrono::steady_clock::now();
             if (failure_ && !std::exchange(is_short, true)) {
-                end = (std::min)(end, end_of_wait(mpi_patience, now));
+                end = (std::min)(end, end_of_wait(options_.patience, now));
             }
             if (now >= end || peers_.is_any_gone()) {
                 return false;
@@ -431,12 +448,14 @@ private:
     /// messages, so all decide alike.
     [[nodiscard]] bool drain() {
         auto const open = peers_.open();
-        return open && in_flight_.drain(*open, [&](int peer) { peers_.discount_receive(peer); });
+        return open && in_flight_.drain(*open, options_.patience, [&](int peer) {
+            peers_.discount_receive(peer);
+        });
     }
     /// Discards messages that no rank has received. MPI may give this communicator's number to the
     /// next one, which would then receive them. Returns whether all have come.
     [[nodiscard]] bool drop_messages() {
-        return wait_for_a_moment([&] {
+        return wait_patiently([&] {
             for (int from = 0; from < size_; ++from) {
                 while (peers_.has_unreceived(from)) {
                     if (!drop_message(from, data_)) {

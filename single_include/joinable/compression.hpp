@@ -701,6 +701,10 @@ struct CastTo {
         !is_half_precision(To) || !requires(Next& next) { next.feedback; },
         "CastTo: PowerSgd, TopK and Int8Compression send the same bytes whatever a bucket holds; give them alone"
     );
+    static_assert(
+        detail::sends_runs<Next>,
+        "CastTo: NoReduction sends nothing, so there is nothing to cast; give NoReduction alone"
+    );
 
     static constexpr std::string_view name = detail::cast_names[static_cast<std::size_t>(To)];
     static constexpr bool delivers = Next::delivers;
@@ -1171,6 +1175,40 @@ private:
         std::memcpy(&flag, part, sizeof flag);
         return flag;
     }
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/bucket/compression/no_reduction.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// Sends nothing: each rank keeps its own gradients, bit for bit, and steps by them. For local SGD, beside a
+/// PeriodicAverage. Passes, buffers, guards and timelines are those of any model, and no bucket is told to a timeline,
+/// because none travels. No map of used parameters and no ready order is sent either: `find_unused` and `static_graph`
+/// concern the marks of each rank alone. Buckets have memory only with `gradient_as_bucket_view`.
+///
+/// Joined ranks, and those that skip(), keep what their gradients hold. A Step in such a guard runs on active ranks only.
+///
+/// There is no average, so what defines one is refused: weights, GradientKind::sum, the keyword
+/// divide_by_initial_world_size, sharded optimizers; and what needs equal values, sync_at_end and verify_replicas.
+struct NoReduction {
+    static constexpr std::string_view name = "NoReduction";
+    static constexpr bool delivers = false;
+    static constexpr bool sends = false;
+
+    /// So that no factor reaches a gradient.
+    template <class Comm>
+    [[nodiscard]] static bool scales(Comm&) noexcept {
+        return true;
+    }
+    template <class Comm>
+    [[nodiscard]] static CompletedWork
+    start(Comm&, BucketRun const&, double /*factor*/, bool /*contributes*/) noexcept {
+        return {};
+    }
+    template <class Comm>
+    static void finish(Comm&, BucketRun const&) noexcept {}
 };
 
 }} // namespace joinable::v0
@@ -2075,16 +2113,9 @@ public:
         list.add("rounds", rounds_);
         list.add("model", model_);
     }
-    void list_claims(ParameterClaims& claims) const { claims.add_averaged(parameters_); }
-    /// @throws ContractViolation  a participant steps on joined ranks, too, by gradients that are not averaged.
-    void check_guard(GuardView const& guard) const {
-        if (guard.steps) {
-            throw ContractViolation{
-                "a Step and a sharded optimizer run on joined ranks, too, which have no gradients of their own beside a "
-                "PeriodicAverage; step without a participant, on active ranks alone"
-            };
-        }
-    }
+    void list_claims(ParameterClaims& claims) const { claims.add_averaged_values(parameters_); }
+    /// For guards: a Step beside it runs on active ranks only.
+    [[nodiscard]] static constexpr bool leaves_gradients_local() noexcept { return true; }
 
 private:
     void check() const {

@@ -7299,6 +7299,13 @@ template <class R>
     requires requires { R::steps; }
 inline constexpr std::size_t steps_of<R> = R::steps;
 
+/// Whether buckets travel at all.
+template <class R>
+inline constexpr bool sends_runs = true;
+template <class R>
+    requires requires { R::sends; }
+inline constexpr bool sends_runs<R> = R::sends;
+
 template <class R, class Comm>
 concept advances_runs =
     steps_of<R> == 1 || requires(R& reduction, Comm& comm, BucketRun const& run, std::size_t step) {
@@ -7347,6 +7354,8 @@ void agree_on_reduction(AgreementList& list, R const& reduction) {
 /// It may have these members, too. `parts` is a BucketParts, `list` an AgreementList:
 /// | expression                          | meaning                                                          |
 /// |-------------------------------------|------------------------------------------------------------------|
+/// | `R::sends`                          | false: gradients stay as they are on each rank. The reducer packs |
+/// |                                     | nothing, sends neither map nor order, and never calls start()    |
 /// | `R::steps`                          | the collectives of a run, one after another; 1 if it is not there|
 /// | `reduction.advance(comm, run, step)`| starts the next one, for `step` from 1 to steps - 1, once the one|
 /// |                                     | before has ended; returns what start() returns, which may be     |
@@ -8088,8 +8097,10 @@ public:
     [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept { return trained_; }
     [[nodiscard]] bool is_trained(std::size_t i) const noexcept { return bucket_of_[i] != nowhere; }
     [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return bucket_of_[i]; }
-    /// Those that lie in no bucket, because they are rows: bucket_of(i) is buckets().size(). Null: there are none.
+    /// Those that are rows. Null: there are none.
     [[nodiscard]] virtual SparseGradients* sparse() noexcept { return nullptr; }
+    /// How many trained parameters lie in no bucket: bucket_of(i) is buckets().size().
+    [[nodiscard]] virtual std::size_t without_bucket() const noexcept { return 0; }
     /// In launch order. A bucket without memory gets it with its first gradient.
     [[nodiscard]] virtual std::vector<Bucket> const& buckets() const noexcept = 0;
     [[nodiscard]] bool has(std::size_t i) const {
@@ -8100,7 +8111,7 @@ public:
     [[nodiscard]] std::string describe(std::size_t i) const;
 
     /// Whether averages come back into the gradients. Else they go to owners, and a parameter that a pass does
-    /// not use counts as zeros.
+    /// not use counts as zeros; or gradients stay where they are.
     [[nodiscard]] virtual bool receive_averages() const noexcept { return true; }
 
     // -- an iteration ------------------------------------------------------------------------------
@@ -8175,13 +8186,15 @@ private:
 
 /// Gradients in buckets with memory of their own, in `memory`, or copied there, where they receive averages. All must be on
 /// the same device. The result releases those that lie in the buckets, where the parameter's traits can.
+/// Without `sends` they stay as they are, and only those that are to be views of buckets have memory here.
 /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
 [[nodiscard]] std::unique_ptr<Gradients> gradients_in_buckets(
     ParameterList parameters,
     BucketOptions const& options,
     int rank,
     int size,
-    BufferMemory const& memory
+    BufferMemory const& memory,
+    bool sends = true
 );
 
 }}} // namespace joinable::v0::detail
@@ -8208,14 +8221,15 @@ public:
         BucketOptions const& options,
         int rank,
         int size,
-        BufferMemory const& memory
+        BufferMemory const& memory,
+        bool sends
     )
         : Gradients{parameters, expected_ready_order(parameters), rank, memory.device()},
-          are_views_{options.gradient_as_bucket_view},
+          sends_{sends}, are_views_{options.gradient_as_bucket_view},
           only_existing_{options.find_unused || options.static_graph},
           joined_{options.joined_gradients}, limits_{bucket_limits(options)},
-          sparse_{parameters_, rank, size}, dense_{without_sparse(trained_)},
-          layout_{layout_of(rebuilds(options) ? one_bucket() : limits_, memory)},
+          sparse_{parameters_, rank, size}, dense_{in_buckets(trained_)},
+          layout_{layout_of(rebuilds(options) && sends ? one_bucket() : limits_, memory)},
           backup_{needs_backup() ? layout_of(one_bucket(), memory) : BucketLayout{}},
           places_(parameters_.size()), backup_places_(parameters_.size()),
           in_place_(parameters_.size()), packed_(parameters_.size()),
@@ -8223,6 +8237,9 @@ public:
         find_places();
         find_places(backup_places_, backup_);
         for (std::size_t const i : trained_) {
+            if (places_[i] == nullptr) {
+                check_value(parameters_, i, memory.id());
+            }
             if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
                 throw ContractViolation{concat(
                     describe(i),
@@ -8266,6 +8283,10 @@ public:
     [[nodiscard]] SparseGradients* sparse() noexcept override {
         return sparse_.empty() ? nullptr : &sparse_;
     }
+    [[nodiscard]] std::size_t without_bucket() const noexcept override {
+        return trained_.size() - dense_.size();
+    }
+    [[nodiscard]] bool receive_averages() const noexcept override { return sends_; }
     /// If parameters may be unused, one without a gradient stays without until it gets one.
     void take() override {
         if (!are_views_) {
@@ -8335,19 +8356,22 @@ public:
     }
 
     void pack(std::size_t i, double factor) override {
-        if (sparse_.has(i)) {
+        if (sparse_.has(i) && sends_) {
             factor == 0.0 ? sparse_.zero(i) : sparse_.pack(i);
             return;
         }
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
             require_fit(i, gradient);
-        } else if (parameters_[i].sparse_grad().values.numel() != 0) {
+        } else if (!sparse_.has(i) && parameters_[i].sparse_grad().values.numel() != 0) {
             throw ContractViolation{concat(
                 describe(i),
                 " has a sparse gradient, but its gradients were dense when the model was made; let is_sparse "
                 "return true, or give it a dense one"
             )};
+        }
+        if (!sends_) {
+            return;
         }
         if (!gradient || factor == 0.0) {
             zero(i);
@@ -8379,7 +8403,7 @@ public:
             in_place_[i] = nullptr;
             is_packed_[i] = false;
         }
-        if (!leaves_untouched()) {
+        if (!leaves_untouched() || !sends_) {
             return;
         }
         for (std::size_t const i : dense_) {
@@ -8407,7 +8431,7 @@ public:
         });
     }
     void complete() override {
-        for (std::size_t k = 0; leaves_untouched() && k < dense_.size(); ++k) {
+        for (std::size_t k = 0; leaves_untouched() && sends_ && k < dense_.size(); ++k) {
             if (std::size_t const i = dense_[k]; is_resident(i)) {
                 device().copy(*backup_places_[i], *places_[i]);
             }
@@ -8474,7 +8498,7 @@ public:
             }
         }
         trained_ = std::move(order);
-        dense_ = without_sparse(trained_);
+        dense_ = in_buckets(trained_);
         if (!dense_.empty()) {
             layout_.rebuild(parameters_, dense_, limits_);
         }
@@ -8485,13 +8509,15 @@ public:
     }
 
 private:
-    [[nodiscard]] std::vector<std::size_t> without_sparse(std::vector<std::size_t> list) const {
-        std::erase_if(list, [&](std::size_t i) { return sparse_.has(i); });
+    [[nodiscard]] std::vector<std::size_t> in_buckets(std::vector<std::size_t> list) const {
+        std::erase_if(list, [&](std::size_t i) {
+            return sparse_.has(i) || (!sends_ && !are_views_);
+        });
         return list;
     }
     [[nodiscard]] BucketLayout
     layout_of(std::vector<std::size_t> const& limits, BufferMemory const& memory) const {
-        return dense_.empty() && !sparse_.empty()
+        return dense_.empty() && !trained_.empty()
                    ? BucketLayout{}
                    : BucketLayout{parameters_, dense_, limits, memory};
     }
@@ -8499,7 +8525,7 @@ private:
     static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
 
     [[nodiscard]] bool needs_backup() const {
-        return joined_ == JoinedGradients::untouched &&
+        return joined_ == JoinedGradients::untouched && sends_ &&
                std::any_of(dense_.begin(), dense_.end(), [&](std::size_t i) {
                    return parameters_[i].can_set_grad();
                });
@@ -8519,8 +8545,10 @@ private:
                 bucket_of_[i] = b;
             }
         }
-        for (std::size_t const i : sparse_.parameters()) {
-            bucket_of_[i] = buckets().size();
+        for (std::size_t const i : trained_) {
+            if (places_[i] == nullptr) {
+                bucket_of_[i] = buckets().size();
+            }
         }
         first_piece_.resize(buckets().size());
         for (std::size_t b = 0, first = 0; b < buckets().size(); ++b) {
@@ -8565,12 +8593,12 @@ private:
     /// Whether the gradient lives in its bucket.
     [[nodiscard]] bool is_resident(std::size_t i) const {
         AnyView const gradient = parameters_[i].grad();
-        return gradient && gradient.data() == places_[i]->data();
+        return gradient && places_[i] != nullptr && gradient.data() == places_[i]->data();
     }
 
     void require_fit(std::size_t i, AnyView const& gradient) const {
         check_gradient(parameters_, i, gradient);
-        AnyView const& view = *places_[i];
+        AnyView const view = places_[i] != nullptr ? *places_[i] : parameters_[i].value();
         if (!is_like(gradient, view)) {
             bool const are_together = gradient.device() == view.device();
             auto const text = [&](AnyView const& tensor) {
@@ -8588,6 +8616,7 @@ private:
         }
     }
 
+    bool sends_;
     bool are_views_;
     bool only_existing_;
     JoinedGradients joined_;
@@ -8600,7 +8629,7 @@ private:
     /// Holds gradients that live in buckets while the buckets carry the averages of others. All
     /// ranks reduce in the same buckets, because communicators have registered them.
     BucketLayout backup_;
-    std::vector<AnyView const*> places_;        ///< per parameter; null: it is not trained
+    std::vector<AnyView const*> places_;        ///< per parameter; null: it lies in no bucket
     std::vector<AnyView const*> backup_places_; ///< per parameter
     std::vector<void const*> in_place_; ///< per parameter: its gradient; null: it is in the bucket
     std::vector<BufferPiece> pieces_;   ///< as many as trained parameters, in the order of buckets
@@ -8617,9 +8646,12 @@ JOINABLE_DEFINITION std::unique_ptr<Gradients> gradients_in_buckets(
     BucketOptions const& options,
     int rank,
     int size,
-    BufferMemory const& memory
+    BufferMemory const& memory,
+    bool sends
 ) {
-    return std::make_unique<BucketGradients>(std::move(parameters), options, rank, size, memory);
+    return std::make_unique<BucketGradients>(
+        std::move(parameters), options, rank, size, memory, sends
+    );
 }
 
 }}} // namespace joinable::v0::detail
@@ -8947,9 +8979,7 @@ private:
         return gradients_.trained();
     }
     /// The gradients that lie in no bucket count as one after the last.
-    void fit_to_buckets() {
-        pending_.resize(gradients_.buckets().size() + (gradients_.sparse() != nullptr ? 1 : 0));
-    }
+    void fit_to_buckets() { pending_.resize(gradients_.buckets().size() + 1); }
 
     [[nodiscard]] bool may_be_unused() const noexcept { return finds_unused_ || graph_; }
     /// With a static graph, later iterations cannot send a parameter that no rank used in the first
@@ -9009,7 +9039,7 @@ JOINABLE_DEFINITION Iteration::Iteration(Gradients& gradients, BucketOptions con
     : gradients_{gradients}, states_(gradients.parameters().size()),
       finds_unused_{options.find_unused && !options.static_graph},
       sends_held_{options.unused_gradients == UnusedGradients::held},
-      records_order_{rebuilds(options)} {
+      records_order_{rebuilds(options) && gradients.receive_averages()} {
     accumulated_.resize(states_.size());
     if (gradients.receive_averages() && (options.find_unused || options.static_graph)) {
         used_.emplace(states_.size());
@@ -9038,9 +9068,7 @@ Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
     for (std::size_t b = 0; b < gradients_.buckets().size(); ++b) {
         pending_[b] = gradients_.buckets()[b].parameters.size();
     }
-    if (SparseGradients const* const sparse = gradients_.sparse()) {
-        pending_.back() = sparse->parameters().size();
-    }
+    pending_.back() = gradients_.without_bucket();
     std::fill(states_.begin(), states_.end(), State::pending);
     ready_order_.clear();
     if (sends_map()) {
@@ -9150,7 +9178,7 @@ JOINABLE_DEFINITION void Iteration::follow_others() {
 }
 
 JOINABLE_DEFINITION void Iteration::end() {
-    if (graph_ && used_->is_empty()) {
+    if (graph_ && used_ && used_->is_empty()) {
         used_->clear(); // no rank had gradients: the graph is not recorded yet
     }
     if (!without_ || !without_->is_untouched()) {
@@ -9168,7 +9196,7 @@ JOINABLE_DEFINITION void Iteration::require_open(std::string_view verb) const {
 }
 
 JOINABLE_DEFINITION void Iteration::take_used(std::size_t i) {
-    if (graph_ && used_->is_known() && !used_->is_used(i)) {
+    if (graph_ && used_ && used_->is_known() && !used_->is_used(i)) {
         throw ContractViolation{concat(
             gradients_.describe(i),
             " is used, but no rank used it in the first iteration: with static_graph all "
@@ -9352,11 +9380,12 @@ namespace joinable { inline namespace v0 {
 /// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
 /// `Reduction` defines how a bucket travels, see BucketReduction. Rows travel as they are, in no bucket, and are added
-/// in rank order: the memory for them grows to the most rows so far. Nothing is allocated after the
-/// buckets are final, unless gradients that are summed where they lie get other memory. `Times` is notified of each collective of a bucket.
+/// in rank order: the memory for them grows to the most rows so far. With NoReduction no collective of these is run. Nothing
+/// is allocated after the buckets are final, unless gradients that are summed where they lie get other memory. `Times` is notified of each collective of a bucket.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
     static_assert(models_bucket_reduction<Reduction, Comm>());
+    static constexpr bool sends = detail::sends_runs<Reduction>;
 
 public:
     /// Local. Buckets are in arenas of make_arena(). `comm` and the objects that the parameters
@@ -9380,7 +9409,8 @@ public:
                   options,
                   static_cast<int>(comm.rank()),
                   static_cast<int>(comm.size()),
-                  detail::BufferMemory{comm}
+                  detail::BufferMemory{comm},
+                  sends
               ),
               options
           } {
@@ -9396,8 +9426,8 @@ public:
         std::shared_ptr<Times> timeline = std::make_shared<Times>()
     )
         : comm_{comm}, host_{comm}, reduction_{checked(comm, std::move(reduction))},
-          gradients_{std::move(gradients)}, sparse_{gradients_->sparse()},
-          iteration_{*gradients_, options}, is_rebuild_due_{detail::rebuilds(options)},
+          gradients_{std::move(gradients)}, sparse_{sends ? gradients_->sparse() : nullptr},
+          iteration_{*gradients_, options}, is_rebuild_due_{detail::rebuilds(options) && sends},
           timeline_{std::move(timeline)}, words_{&own_words_}, own_words_{comm} {
         if (sparse_ != nullptr && !(AllGathers<Comm> && reduction_.delivers)) {
             throw ContractViolation{detail::concat(
@@ -9772,6 +9802,9 @@ private:
     /// Launches the full buckets in index order, and other collectives of the reduction in between. The map of used
     /// parameters is known before the first one, so parameters that no rank uses are never sent.
     void advance() {
+        if constexpr (!sends) {
+            return;
+        }
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
             if (!is_map_posted_ || !words_->test_sum()) {
                 return;
@@ -9984,7 +10017,7 @@ private:
     double factor_ = 1; ///< applied by the reduction
     bool contributes_ = false;
     std::unique_ptr<detail::Gradients> gradients_;
-    detail::SparseGradients* sparse_; ///< of these; null: none are rows
+    detail::SparseGradients* sparse_; ///< of these; null: none are rows that travel
     detail::Iteration iteration_;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
@@ -11572,7 +11605,8 @@ struct ParticipantInfo {
     std::string_view type = {};                 ///< the name of its class
     bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
     std::string_view verb = {};                 ///< the member that notifies, if it is given
-    bool steps = false;                         ///< the model's parameters, on joined ranks too
+    bool steps = false;        ///< its hook is labelled labels::step or labels::shards
+    bool leaves_local = false; ///< gradients: each rank steps by its own
 };
 
 /// The turns of participants inside a round. A part begins with the participant's notification. It
@@ -11587,10 +11621,14 @@ public:
     /// The name and what it called.
     [[nodiscard]] std::string call(std::size_t position) const;
 
-    [[nodiscard]] bool any_steps() const noexcept {
-        return std::any_of(participants_.begin(), participants_.end(), [](auto const& info) {
-            return info.steps;
-        });
+    /// Whether a participant steps the model, on joined ranks too.
+    [[nodiscard]] bool steps_joined_ranks() const noexcept {
+        auto const any = [this](bool ParticipantInfo::* fact) {
+            return std::any_of(participants_.begin(), participants_.end(), [&](auto const& info) {
+                return info.*fact;
+            });
+        };
+        return any(&ParticipantInfo::steps) && !any(&ParticipantInfo::leaves_local);
     }
     [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
         auto* const asks = participants_[position].takes_part;
@@ -12441,7 +12479,7 @@ public:
 
     [[nodiscard]] TurnOrder const& turns() const noexcept { return turns_; }
     /// Whether joined ranks step as active ones do, because a participant steps.
-    [[nodiscard]] bool steps_joined_ranks() const noexcept { return turns_.any_steps(); }
+    [[nodiscard]] bool steps_joined_ranks() const noexcept { return turns_.steps_joined_ranks(); }
 
     /// Called before an object outside this guard uses one of its communicators.
     /// @throws ContractViolation  joined ranks would not follow, because no part of a participant
@@ -13201,7 +13239,9 @@ public:
     /// Claims that the caller averages the gradients of the trained parameters of `parameters`,
     /// which must live until the guard is made. Texts count them from `first`.
     void add_averaged(ParameterList const& parameters, std::size_t first = 0);
-    /// The same for a gradient without a parameter, which texts call gradient `index`.
+    /// Claims that the caller averages the values.
+    void add_averaged_values(ParameterList const& parameters, std::size_t first = 0);
+    /// Claims that it averages a gradient without a parameter, which texts call gradient `index`.
     void add_averaged(AnyView const& gradient, std::size_t index);
     /// The same for the values that the caller steps.
     void add_stepped(ParameterList const& parameters, std::size_t first = 0);
@@ -13256,8 +13296,13 @@ namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION void
 ParameterClaims::add_averaged(ParameterList const& parameters, std::size_t first) {
-    add(averaged_, parameters, first, &AnyParameter::value);
+    add_averaged_values(parameters, first);
     add(averaged_, parameters, first, &AnyParameter::grad);
+}
+
+JOINABLE_DEFINITION void
+ParameterClaims::add_averaged_values(ParameterList const& parameters, std::size_t first) {
+    add(averaged_, parameters, first, &AnyParameter::value);
 }
 
 JOINABLE_DEFINITION void ParameterClaims::add_averaged(AnyView const& gradient, std::size_t index) {
@@ -13520,7 +13565,11 @@ private:
 struct GuardView {
     bool carries_accumulated; ///< JoinOptions::carry_accumulated
     bool steps;               ///< a hook is labelled labels::step or labels::shards
+    bool shards;              ///< a hook is labelled labels::shards
     bool reduces;             ///< a hook is labelled labels::gradients
+    /// Each rank steps by its own gradients: a participant has leaves_gradients_local(), which returns true.
+    bool leaves_local;
+    bool weighs; ///< JoinOptions::weight_per_input is given
     /// The addresses of the values whose gradients are averaged. Incomplete if a participant that
     /// averages has no list_averaged(std::vector<void const*>&) const.
     std::vector<void const*> averaged;
@@ -14235,7 +14284,9 @@ public:
 
     void add_to(GuardView& view) const override {
         view.steps |= info.steps;
+        view.shards |= std::is_same_v<Label, labels::shards>;
         view.reduces |= reduces;
+        view.leaves_local |= info.leaves_local;
         if constexpr (requires(J const& joinable) { joinable.list_averaged(view.averaged); }) {
             std::as_const(joinable_).list_averaged(view.averaged);
         } else if constexpr (reduces) {
@@ -14307,10 +14358,16 @@ private:
             info.verb = J::join_verb;
         }
         info.steps = std::is_same_v<Label, labels::step> || std::is_same_v<Label, labels::shards>;
+        if constexpr (requires { joinable.leaves_gradients_local(); }) {
+            info.leaves_local = joinable.leaves_gradients_local();
+        }
         return info;
     }
     static Averages averages_of(J const& joinable) {
         bool averages = reduces;
+        if constexpr (requires { joinable.leaves_gradients_local(); }) {
+            averages = averages && !joinable.leaves_gradients_local();
+        }
         if constexpr (requires { joinable.averages_gradients(); }) {
             averages = joinable.averages_gradients();
         }
@@ -14457,8 +14514,11 @@ check_entrants(Entrants const& entrants, HookOrder const& order, JoinOptions con
     GuardView view{};
     view.carries_accumulated = options.carry_accumulated;
     view.lists_all_averaged = true;
+    view.weighs = options.weight_per_input.has_value();
+    bool averages = false;
     for (auto const& entrant : entrants) {
         entrant->add_to(view);
+        averages = averages || entrant->averages != Averages::none;
         for (auto other = entrants.begin(); other->get() != entrant.get(); ++other) {
             if (&(*other)->state == &entrant->state) {
                 throw ContractViolation{concat(
@@ -14473,6 +14533,18 @@ check_entrants(Entrants const& entrants, HookOrder const& order, JoinOptions con
                 "a ", entrant->info.type, " already takes part in another guard; end that one first"
             )};
         }
+    }
+    char const* const why =
+        !view.leaves_local ? nullptr
+        : view.shards
+            ? "NoReduction and PeriodicAverage leave each rank its own gradients, so a sharded optimizer beside them "
+              "has no averages to step by; step by an optimizer of each rank"
+        : view.steps && averages
+            ? "a Step runs on joined ranks where gradients are averaged, and on active ranks alone beside NoReduction "
+              "and PeriodicAverage, so it cannot be beside both; give the model of each kind a guard of its own"
+            : nullptr;
+    if (why != nullptr) {
+        throw ContractViolation{why};
     }
     ParameterClaims claims;
     for (std::size_t const place : order.main) {
@@ -16684,7 +16756,14 @@ public:
         );
     }
 
-    using join_keywords = keywords<divide_by_initial_world_size_t>;
+    /// For guards: each rank steps by its own gradients, none are averaged.
+    [[nodiscard]] static constexpr bool leaves_gradients_local() noexcept {
+        return !detail::sends_runs<Reduction>;
+    }
+    using join_keywords = std::conditional_t<
+        leaves_gradients_local(),
+        keywords<>,
+        keywords<divide_by_initial_world_size_t>>;
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
@@ -16699,6 +16778,15 @@ public:
     }
 
 protected:
+    /// The keyword, which is not there if nothing is divided.
+    template <class Arguments>
+    [[nodiscard]] static bool divides([[maybe_unused]] Arguments const& args) {
+        if constexpr (leaves_gradients_local()) {
+            return true;
+        } else {
+            return args.get(divide_by_initial_world_size, true);
+        }
+    }
     /// Whether passes may take `use`.
     static constexpr bool gives_use = requires(Reduction& reduction, GradientReducer& reducer) {
         reduction.use(std::size_t{}, reducer);
@@ -16947,6 +17035,13 @@ protected:
     }
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {
+        if (leaves_gradients_local() && round.is_weighted()) {
+            told_to_others([] {
+                throw ContractViolation{
+                    "this round has a weight, but NoReduction averages nothing; announce rounds without weights"
+                };
+            });
+        }
         reducer_->send_words_by(words());
         reducer_->reduce_after_pass(
             model_collectives_.are_followed() && round.active_count() < comm_.size()
@@ -17055,7 +17150,8 @@ protected:
     /// has a weight, but no gradients, so zeros do not tell that these were cleared.
     /// @throws ContractViolation  ranks have been told of the window's weight.
     void forget_if_cleared() {
-        if (!window().may_be_cleared() || !reducer_->holds_accumulated() || !are_cleared()) {
+        if (leaves_gradients_local() || !window().may_be_cleared() ||
+            !reducer_->holds_accumulated() || !are_cleared()) {
             return;
         }
         detail::Window const before = window().window();
@@ -17325,9 +17421,10 @@ public:
         detail::ScopedFlag divides_; ///< set for the guard
     };
 
+    using Base::leaves_gradients_local;
     using typename Base::join_keywords;
     [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
-        return Hook{*this, args.get(divide_by_initial_world_size, true)};
+        return Hook{*this, Base::divides(args)};
     }
     [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
     static constexpr std::string_view join_verb = "forward() or skip()";
@@ -17367,15 +17464,35 @@ public:
     /// For GuardView::averaged.
     void list_averaged(std::vector<void const*>& values) const {
         for (AnyParameter const& parameter : reducer_->parameters()) {
-            if (parameter.requires_grad()) {
+            if (parameter.requires_grad() && !leaves_gradients_local()) {
                 values.push_back(parameter.value().data());
             }
         }
     }
-    void list_claims(ParameterClaims& claims) const { claims.add_averaged(reducer_->parameters()); }
+    /// The values of gradients that stay local may be averaged by another participant.
+    void list_claims(ParameterClaims& claims) const {
+        ParameterList const& parameters = reducer_->parameters();
+        if (!leaves_gradients_local()) {
+            claims.add_averaged(parameters);
+            return;
+        }
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            if (parameters[i].requires_grad()) {
+                claims.add_averaged(parameters[i].grad(), i);
+            }
+        }
+    }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but other
-    ///         participants use them.
+    ///         participants use them; or nothing is averaged, but weights are given.
     void check_guard(GuardView const& guard) const {
+        if (leaves_gradients_local()) {
+            if (guard.weighs) {
+                throw ContractViolation{
+                    "JoinOptions::weight_per_input weighs averages, but NoReduction averages nothing; leave it out"
+                };
+            }
+            return;
+        }
         char const* const why =
             guard.carries_accumulated
                 ? "JoinedGradients::untouched leaves on a joined rank what it accumulated, which the "
@@ -17408,23 +17525,19 @@ private:
         std::exception_ptr const error = detail::exception_of([&] {
             ParameterList const list = list_parameters();
             detail::check_parameters(list, detail::device_of(comm).id());
+            check_options(options);
             compared.begin_section("options differ: ");
             detail::agree_on(compared, options);
             detail::agree_on_reduction(compared, reduction);
             model_ = detail::agree_on_model(compared, list, buffers);
             BucketOptions const buckets = detail::bucket_options(options);
             detail::BufferMemory const memory{comm};
+            auto const rank = static_cast<int>(comm.rank());
+            auto const size = static_cast<int>(comm.size());
+            constexpr bool sends = detail::sends_runs<Reduction>;
+            auto gradients = detail::gradients_in_buckets(list, buckets, rank, size, memory, sends);
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
-                comm,
-                std::move(reduction),
-                detail::gradients_in_buckets(
-                    list,
-                    buckets,
-                    static_cast<int>(comm.rank()),
-                    static_cast<int>(comm.size()),
-                    memory
-                ),
-                buckets
+                comm, std::move(reduction), std::move(gradients), buckets
             );
             module_.emplace(comm, list, std::move(buffers), options);
             listed_.emplace(list, true);
@@ -17449,6 +17562,22 @@ private:
         reducer_->register_memory();
         if (start) {
             start->run(comm, 0);
+        }
+    }
+
+    static void check_options(DataParallelOptions const& options) {
+        char const* const why =
+            !leaves_gradients_local() ? nullptr
+            : options.sync_at_end
+                ? "sync_at_end gives all ranks the values of one, but with NoReduction each rank has stepped its "
+                  "own; turn it off, a PeriodicAverage averages them"
+            : options.verify_replicas != 0
+                ? "verify_replicas compares values, which with NoReduction differ on purpose; leave it out"
+            : options.gradient_kind != GradientKind::mean
+                ? "GradientKind::sum says how gradients are averaged, but NoReduction averages nothing; leave it out"
+                : nullptr;
+        if (why != nullptr) {
+            throw ContractViolation{why};
         }
     }
 
@@ -17546,6 +17675,8 @@ namespace joinable { inline namespace v0 {
 /// message. A learning rate that changes must be set in the body, because joined ranks do not run the
 /// loop. Runs after labels::gradients. `body` may take the Round. To skip the step if no rank
 /// had a gradient, return if `round.contributor_count() == 0`, which is the same on all ranks.
+///
+/// Beside NoReduction or a PeriodicAverage each rank steps by its own gradients, so the body runs on active ranks only.
 template <class Comm, class Body>
 class Step {
     static_assert(
@@ -17577,7 +17708,12 @@ public:
 
         explicit Hook(Step& step) noexcept : step_{step} {}
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
-        void main_hook(Round const& round) { step_.run(round); }
+        void main_hook(Round const& round) {
+            auto const* const session = detail::session_of(step_.state_);
+            if (session == nullptr || session->steps_joined_ranks()) {
+                step_.run(round);
+            }
+        }
         void post_hook(bool) noexcept {}
 
     private:

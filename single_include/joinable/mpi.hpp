@@ -1562,21 +1562,11 @@ template <Work W>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// How long a rank waits for answers, for its last messages to be sent, and for the others to
-/// complete its collectives.
-inline constexpr std::chrono::seconds mpi_patience{2};
-
 /// In the first millisecond there is no pause: each poll moves data, and MPI itself yields if it
 /// knows that ranks share cores.
 struct MpiPause : PollPause {
     MpiPause() noexcept : PollPause{std::chrono::milliseconds{1}} {}
 };
-
-/// Polls until `is_so()`, for the time `moment`. Returns whether it came true.
-template <class IsSo>
-bool wait_for_a_moment(IsSo const& is_so, std::chrono::nanoseconds moment = mpi_patience) {
-    return wait_at_most(moment, is_so, MpiPause{});
-}
 
 }}} // namespace joinable::v0::detail
 
@@ -2100,6 +2090,10 @@ struct MpiOptions {
     /// one more deadline to complete; after that it ends in CommunicationError, even if it is only
     /// slow. In split() and share() MPI blocks once all ranks have met, and no deadline ends that.
     std::chrono::nanoseconds deadline = default_deadline;
+    /// How long a rank waits for the others beyond that: at a deadline for their answers, and after an
+    /// abort for them to close. Shorter ends a job sooner in which a rank does neither; longer names
+    /// fewer ranks that only have a busy machine.
+    std::chrono::nanoseconds patience = std::chrono::seconds{2};
     /// Ranks compare what they are about to do before data moves, and all throw Mismatch if it
     /// differs. This puts a small collective before each one. Without the comparison MPI may report
     /// an error, give wrong numbers, crash, or never finish; the last ends in CommunicationError
@@ -2296,20 +2290,24 @@ public:
     }
     /// Completes the collectives that are open on any rank. A rank that has not posted one takes
     /// part with zeros. `is_cancelled(peer)` hears of a receive that MPI will not complete. Returns
-    /// whether MPI has finished with all operations.
+    /// whether MPI has finished with all operations within the patience.
     template <class IsCancelled>
-    [[nodiscard]] bool
-    drain(std::vector<MpiLeave::Open> const& open_anywhere, IsCancelled const& is_cancelled) {
+    [[nodiscard]] bool drain(
+        std::vector<MpiLeave::Open> const& open_anywhere,
+        std::chrono::nanoseconds patience,
+        IsCancelled const& is_cancelled
+    ) {
         for (MpiLeave::Open const& one : open_anywhere) {
             if (one.number >= posted_) {
                 stand_in(Descriptor::of_word(one.word, one.count, false));
             }
         }
-        bool const is_over = wait_for_a_moment([&] {
+        auto const have_stopped = [&] {
             return std::all_of(open_.begin(), open_.end(), [&](MpiOperation* const operation) {
                 return has_stopped(*operation, is_cancelled);
             });
-        });
+        };
+        bool const is_over = wait_at_most(patience, have_stopped, MpiPause{});
         for (MpiOperation* const operation : open_) {
             if (is_over) {
                 operation->give_back(*memory_);
@@ -2428,8 +2426,10 @@ struct MpiUnwinding {
 /// One rank's control messages to and from the others, and what it has learned from them.
 class MpiPeers {
 public:
-    MpiPeers(MPI_Comm comm, int rank, int size)
-        : rank_{rank}, others_(static_cast<std::size_t>(size)), alarm_{comm, rank, size} {}
+    /// `patience`: for how long answers are waited for.
+    MpiPeers(MPI_Comm comm, int rank, int size, std::chrono::nanoseconds patience)
+        : rank_{rank}, patience_{patience}, others_(static_cast<std::size_t>(size)),
+          alarm_{comm, rank, size} {}
 
     [[nodiscard]] int size() const noexcept { return static_cast<int>(others_.size()); }
 
@@ -2544,7 +2544,7 @@ public:
     /// may have slept since then, and their answers have come.
     [[nodiscard]] bool has_answers(MpiOperation const& operation) const {
         auto const& [question, asked_at] = operation.question;
-        return heard_at_ - asked_at >= mpi_patience ||
+        return heard_at_ - asked_at >= patience_ ||
                !any_rank(size(), [&, after = question](int rank) {
                    Other const& other = others_[as_index(rank)];
                    return rank != rank_ && other.answered < after && !other.left;
@@ -2659,6 +2659,7 @@ private:
     }
 
     int rank_;
+    std::chrono::nanoseconds patience_;
     std::vector<Other> others_; ///< including this one
     MpiAlarm alarm_;            ///< last, because it starts to receive, and others may throw
     bool has_any_left_ = false;
@@ -2721,7 +2722,7 @@ public:
               lock_,
               [this](AbortReason const& reason) { fail(reason); }
           },
-          peers_{alarm, rank, size} {}
+          peers_{alarm, rank, size, options.patience} {}
     MpiRank(MpiRank const&) = delete;
     MpiRank& operator=(MpiRank const&) = delete;
 
@@ -2763,14 +2764,14 @@ public:
     }
     /// The same for the meeting before ranks block inside MPI. When an abort comes, others may
     /// already be inside. This rank then follows them, if its part of the meeting ends within half
-    /// the time for which closing ranks wait for it.
+    /// the time for which closing ranks wait for it. It does not wait for a rank that has left
+    /// without coming.
     void finish_meeting(MpiOperation& operation) {
         try {
             finish(operation);
         } catch (...) { // an abort may be a ContractViolation, too, which is no Error
-            bool const is_met =
-                operation.state == MpiOperation::State::lost && operation.moves_data() &&
-                wait_for_a_moment([&] { return has_ended(operation.tables); }, mpi_patience / 2);
+            bool const is_met = operation.state == MpiOperation::State::lost &&
+                                operation.moves_data() && has_met(operation);
             if (!is_met) {
                 throw;
             }
@@ -2925,7 +2926,7 @@ public:
                 !is_unwinding && !unwinding_ && in_flight_.can_be_left(options_.check);
             say_last_word(is_staying);
             bool const is_over = is_staying && hear_last_words() && drain() && drop_messages();
-            bool const has_sent = wait_for_a_moment([&] { return peers_.has_sent(); });
+            bool const has_sent = wait_patiently([&] { return peers_.has_sent(); });
             if (!is_over || !has_sent) {
                 keep();
                 peers_.stop_listening();
@@ -2975,7 +2976,7 @@ private:
                    open.end(),
                    [&](MpiOperation const* one) { return peers_.departed_peer(*one).has_value(); }
                ) &&
-               std::chrono::steady_clock::now() - unwinding.heard_at < mpi_patience / 2;
+               std::chrono::steady_clock::now() - unwinding.heard_at < options_.patience / 2;
     }
     /// All ranks have heard, or will hear, of that from the unwound rank, so this one does not tell
     /// them; it repeats the blame in its last word, which may come first.
@@ -3036,6 +3037,23 @@ private:
         return left;
     }
 
+    /// Polls until `is_so()`, or for the patience. Returns whether it came true.
+    template <class IsSo>
+    [[nodiscard]] bool wait_patiently(IsSo const& is_so) const {
+        return wait_at_most(options_.patience, is_so, MpiPause{});
+    }
+    /// Whether a meeting that an abort has interrupted ends all the same.
+    [[nodiscard]] bool has_met(MpiOperation& meeting) {
+        bool is_met = false;
+        auto const is_decided = [&] {
+            poll();
+            is_met = has_ended(meeting.tables);
+            return is_met || peers_.departed_peer(meeting);
+        };
+        static_cast<void>(wait_at_most(options_.patience / 2, is_decided, MpiPause{}));
+        return is_met;
+    }
+
     // -- closing ----------------------------------------------------------------------------------
 
     void say_last_word(bool is_staying) {
@@ -3060,7 +3078,7 @@ private:
             poll();
             auto const now = std::chrono::steady_clock::now();
             if (failure_ && !std::exchange(is_short, true)) {
-                end = (std::min)(end, end_of_wait(mpi_patience, now));
+                end = (std::min)(end, end_of_wait(options_.patience, now));
             }
             if (now >= end || peers_.is_any_gone()) {
                 return false;
@@ -3072,12 +3090,14 @@ private:
     /// messages, so all decide alike.
     [[nodiscard]] bool drain() {
         auto const open = peers_.open();
-        return open && in_flight_.drain(*open, [&](int peer) { peers_.discount_receive(peer); });
+        return open && in_flight_.drain(*open, options_.patience, [&](int peer) {
+            peers_.discount_receive(peer);
+        });
     }
     /// Discards messages that no rank has received. MPI may give this communicator's number to the
     /// next one, which would then receive them. Returns whether all have come.
     [[nodiscard]] bool drop_messages() {
-        return wait_for_a_moment([&] {
+        return wait_patiently([&] {
             for (int from = 0; from < size_; ++from) {
                 while (peers_.has_unreceived(from)) {
                     if (!drop_message(from, data_)) {
@@ -3294,7 +3314,8 @@ private:
 namespace joinable { inline namespace v0 {
 
 /// A collective or a message of MPI. After its end MPI may still write to this rank's buffer if that
-/// is in an arena. At the deadline test() first gives the ranks 2 s to answer.
+/// is in an arena. At the deadline test() first gives the ranks the patience of MpiOptions to
+/// answer.
 using MpiWork = detail::WorkOf<detail::MpiRank, std::reference_wrapper<detail::MpiOperation>>;
 
 /// Ranks are those of an MPI communicator: processes on any machines, started by mpirun.
@@ -3311,16 +3332,16 @@ using MpiWork = detail::WorkOf<detail::MpiRank, std::reference_wrapper<detail::M
 /// An abort travels as a message that every wait and test polls, so a busy rank sees it at its next
 /// wait. Collectives in flight then stay with MPI, and their memory, arenas included, is kept until
 /// the process ends. Ranks that all destroy their communicators without unwinding avoid this: for
-/// up to 2 s they complete these collectives for each other. That fails if a rank has more than 117
-/// collectives open, compared ones (MpiOptions::check), ones with counts, or a send. It also fails
-/// if a collective is complete on all ranks that have posted it.
+/// up to MpiOptions::patience they complete these collectives for each other. That fails if a rank
+/// has more than 117 collectives open, compared ones (MpiOptions::check), ones with counts, or a
+/// send. It also fails if a collective is complete on all ranks that have posted it.
 ///
 /// If two ranks abort at the same moment, others may hear of either first, so ranks may throw
 /// different reasons. MPI handles the death of a rank: mpirun ends the job. This library never
 /// calls MPI_Abort.
 ///
 /// A wait ends at the deadline. The rank then asks the others what they have posted. Ranks that do
-/// not answer within 2 s are named as missing: they neither wait nor test here, and have no
+/// not answer within the patience are named as missing: they neither wait nor test here, and have no
 /// ProgressThread.
 ///
 /// MPI errors become CommunicationError with MPI's text. But Open MPI and MPICH raise some errors of
@@ -3378,10 +3399,10 @@ public:
 
     MpiCommunicator(MpiCommunicator const&) = delete;
     MpiCommunicator& operator=(MpiCommunicator const&) = delete;
-    /// Collective. Waits for all ranks up to the deadline, or for 2 s after an abort. Ranks that
-    /// wait for this one throw PeerFailed. During unwinding it aborts without waiting. Other
-    /// ranks may still complete, for up to 1 s, collectives to which this rank has contributed; these
-    /// may tell them why.
+    /// Collective. Waits for all ranks up to the deadline, or for the patience after an abort. Ranks
+    /// that wait for this one throw PeerFailed. During unwinding it aborts without waiting. Other
+    /// ranks may still complete, for up to half the patience, collectives to which this rank has
+    /// contributed; these may tell them why.
     ~MpiCommunicator() {
         if (rank_->is_here()) {
             held()->close(unwinding_.has_begun());
@@ -3409,8 +3430,8 @@ public:
     /// Local. Ranks that wait for this one wait for one more deadline from when they learn of it.
     /// Calls are cheap: at most ten per deadline, and one per second, send a message.
     void keep_alive() { held()->keep_alive(); }
-    /// Local, but asks the others for up to 2 s. The ranks that have not posted this rank's oldest
-    /// unfinished collective, and those that do not answer because they neither wait nor test.
+    /// Local, but asks the others for up to the patience. The ranks that have not posted this rank's
+    /// oldest unfinished collective, and those that do not answer because they neither wait nor test.
     [[nodiscard]] std::vector<int> missing_ranks() const { return held()->missing_ranks(); }
 
     /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
@@ -3420,8 +3441,9 @@ public:
     /// other groups.
     ///
     /// MPI blocks here, so the ranks meet first. A rank that learns of an abort while it waits
-    /// there continues for 1 s, because the others may have met already. If all meet, the group is
-    /// made, and its first wait throws the reason.
+    /// there continues for up to half the patience, because the others may have met already; not if
+    /// a rank has left that did not come. If all meet, the group is made, and its first wait throws
+    /// the reason.
     /// @throws Mismatch  some ranks call share() or something else. MPI may report an error first.
     [[nodiscard]] MpiCommunicator split(int color, int key) {
         detail::check_color(color);

@@ -327,12 +327,12 @@ private:
             model_ = detail::agree_on_model(compared, list, buffers);
             BucketOptions const buckets = detail::bucket_options(options);
             detail::BufferMemory const memory{comm};
+            auto const rank = static_cast<int>(comm.rank());
+            auto const size = static_cast<int>(comm.size());
+            constexpr bool sends = detail::sends_runs<Reduction>;
+            auto gradients = detail::gradients_in_buckets(list, buckets, rank, size, memory, sends);
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
-                comm,
-                std::move(reduction),
-                detail::
-                    gradients_in_buckets(list, buckets, static_cast<int>(comm.rank()), static_cast<int>(comm.size()), memory, detail::sends_runs<Reduction>),
-                buckets
+                comm, std::move(reduction), std::move(gradients), buckets
             );
             module_.emplace(comm, list, std::move(buffers), options);
             listed_.emplace(list, true);

@@ -108,6 +108,27 @@ MUTATIONS = [
         'parameters[i].is_sparse() ? ", sparse gradients" : ""', '""',
         "bucket/sparse.test.cpp", "ranks agree*",
     ),
+    # -- gradients of f32 beside values of 16 bits --------------------------------------------------
+    Mutation(
+        "buckets-have-the-dtype-of-values", "tensor/parameters.hpp",
+        "    DType const dtype = grad_dtype(parameters, i);", "    DType const dtype = value.dtype();",
+        "bucket/wide_gradients.test.cpp", "gradients of f32 beside*",
+    ),
+    Mutation(
+        "a-gradient-that-is-there-says-nothing", "tensor/parameters.hpp",
+        "return gradient && fits(gradient.dtype()) ? gradient.dtype() : own;", "return own;",
+        "bucket/wide_gradients.test.cpp", "a gradient that is there*",
+    ),
+    Mutation(
+        "ranks-do-not-compare-what-gradients-are", "participant/detail/impl/model_checks.ipp",
+        "if (value && grad_dtype(parameters, i) != value.dtype()) {", "if (false) {",
+        "bucket/wide_gradients.test.cpp", "what gradients are to be*",
+    ),
+    Mutation(
+        "owners-step-gradients-of-another-dtype", "participant/sharded/detail/plan.hpp",
+        "if (list[i].requires_grad() && grad_dtype(list, i) != list[i].value().dtype()) {", "if (false) {",
+        "bucket/wide_gradients.test.cpp", "sharded training refuses*",
+    ),
     # -- in which order the elements of a tensor lie ------------------------------------------------
     Mutation(
         "column-major-types-have-row-major-strides", "tensor/tensor.hpp",

@@ -3230,6 +3230,10 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
 /// |                                               | ranks keep parts of values; must not throw,      |
 /// |                                               | because it also runs while an exception unwinds  |
+/// | `static DType grad_dtype(P const& p)`         | optional: the gradient's, while there is none;   |
+/// |                                               | f32 beside a value of f16 or bf16. Else it is    |
+/// |                                               | that of the gradient that a participant finds    |
+/// |                                               | when it is made, or the value's                  |
 /// | `static bool is_sparse(P const& p)`           | optional, with the next two: whether the         |
 /// |                                               | gradient is rows of an embedding. Asked when the |
 /// |                                               | reducer or participant is made; then grad(p) is  |
@@ -3298,6 +3302,10 @@ concept has_set_value = requires(std::remove_cvref_t<P>& p, AnyView const& view)
     parameter_traits_of<P>::release_value(p);
 };
 template <class P>
+concept has_grad_dtype = requires(std::remove_cvref_t<P> const& p) {
+    { parameter_traits_of<P>::grad_dtype(p) } -> std::same_as<DType>;
+};
+template <class P>
 concept has_sparse_grad = requires(
     std::remove_cvref_t<P>& p, std::remove_cvref_t<P> const& constant, SparseRows const& rows
 ) {
@@ -3362,6 +3370,11 @@ concept has_other_set_value =
         requires takes_others<decltype(&parameter_traits_of<P>::release_value), std::remove_cvref_t<P>&>;
     });
 template <class P>
+concept has_other_grad_dtype =
+    !has_grad_dtype<P> && (requires(std::remove_cvref_t<P> const& p) {
+        parameter_traits_of<P>::grad_dtype(p);
+    } || requires { &parameter_traits_of<P>::grad_dtype; });
+template <class P>
 concept has_other_sparse_grad =
     !has_sparse_grad<P> && (requires { &parameter_traits_of<P>::is_sparse; } || requires {
         &parameter_traits_of<P>::sparse_grad;
@@ -3398,6 +3411,10 @@ consteval bool has_usable_options() {
     static_assert(
         !has_other_is_handle<P>,
         "Parameter: parameter_traits::is_handle must be 'static constexpr bool is_handle = true'"
+    );
+    static_assert(
+        !has_other_grad_dtype<P>,
+        "Parameter: parameter_traits::grad_dtype must be 'static DType grad_dtype(P const&)'"
     );
     static_assert(
         !has_other_sparse_grad<P>,
@@ -3680,6 +3697,11 @@ public:
     [[nodiscard]] AnyView value() const { return functions_->value(object_); }
     /// Empty if the parameter has no gradient now.
     [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
+    /// What the traits say that the gradient's dtype is. Empty if they do not say it.
+    [[nodiscard]] std::optional<DType> declared_grad_dtype() const {
+        return functions_->grad_dtype != nullptr ? functions_->grad_dtype(object_)
+                                                 : std::optional<DType>{};
+    }
     [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
     /// Makes `view` the gradient.
     /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
@@ -3742,9 +3764,10 @@ private:
     struct Functions {
         AnyView (*value)(void*);
         AnyView (*grad)(void*);
-        void (*set_grad)(void*, AnyView const&);  ///< null: not supported
-        void (*release_grad)(void*);              ///< null: not supported
-        void (*set_value)(void*, AnyView const&); ///< null, like the next one: not supported
+        std::optional<DType> (*grad_dtype)(void*); ///< null: not supported
+        void (*set_grad)(void*, AnyView const&);   ///< null: not supported
+        void (*release_grad)(void*);               ///< null: not supported
+        void (*set_value)(void*, AnyView const&);  ///< null, like the next one: not supported
         void (*release_value)(void*);
         bool (*is_sparse)(void*); ///< null, like the next two: not supported
         SparseRows (*sparse_grad)(void*);
@@ -3776,6 +3799,11 @@ private:
         Functions functions{};
         functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
         functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
+        if constexpr (detail::has_grad_dtype<P>) {
+            functions.grad_dtype = [](void* p) -> std::optional<DType> {
+                return Traits::grad_dtype(*static_cast<Object*>(p));
+            };
+        }
         if constexpr (detail::has_set_grad<P>) {
             functions.set_grad = [](void* p, AnyView const& view) {
                 Traits::set_grad(*static_cast<Object*>(p), view);
@@ -3897,6 +3925,39 @@ inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId
                                                      : " has a value at a null pointer")
         };
     }
+}
+
+/// The dtype of parameter `i`'s gradients, now and later: what its traits say; else f32 if the gradient
+/// is so beside a value of 16 bits; else the value's. Throws ContractViolation where the traits say
+/// another one than these.
+inline DType grad_dtype(ParameterList const& parameters, std::size_t i) {
+    DType const own = parameters[i].value().dtype();
+    AnyView const gradient = parameters[i].grad();
+    auto const fits = [&](DType dtype) {
+        return dtype == own || (dtype == DType::f32 && is_half_precision(own));
+    };
+    if (std::optional<DType> const declared = parameters[i].declared_grad_dtype()) {
+        if (!fits(*declared)) {
+            throw ContractViolation{concat(
+                "parameter_traits::grad_dtype of ",
+                describe_parameter(parameters, i),
+                " is ",
+                name_of(*declared),
+                ", but its value is ",
+                name_of(own),
+                "; return the same, or f32 beside f16 or bf16"
+            )};
+        }
+        return *declared;
+    }
+    return gradient && fits(gradient.dtype()) ? gradient.dtype() : own;
+}
+
+/// How parameter `i`'s gradients are: its value, with their dtype.
+inline AnyView like_gradient(ParameterList const& parameters, std::size_t i) {
+    AnyView const value = parameters[i].value();
+    DType const dtype = grad_dtype(parameters, i);
+    return {value.data(), dtype, value.extents(), value.strides(), value.device()};
 }
 
 /// Throws ContractViolation where the gradient of parameter `i` has elements, but no memory.
@@ -6669,9 +6730,9 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
     std::vector<AnyView> values;
     for (std::size_t const i : order) {
         detail::check_value(parameters, i, memory_.id());
-        AnyView const& value = values.emplace_back(parameters[i].value());
-        bytes[index(value.dtype())] += // for any cut: each may start a bucket
-            value.numel() * size_of(value.dtype()) + bucket_alignment;
+        AnyView const& like = values.emplace_back(detail::like_gradient(parameters, i));
+        bytes[index(like.dtype())] += // for any cut: each may start a bucket
+            like.numel() * size_of(like.dtype()) + bucket_alignment;
     }
     for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
         if (bytes[dtype] != 0) {
@@ -8598,9 +8659,13 @@ private:
 
     void require_fit(std::size_t i, AnyView const& gradient) const {
         check_gradient(parameters_, i, gradient);
-        AnyView const view = places_[i] != nullptr ? *places_[i] : parameters_[i].value();
+        AnyView const view = places_[i] != nullptr ? *places_[i] : like_gradient(parameters_, i);
         if (!is_like(gradient, view)) {
+            AnyView const value = parameters_[i].value();
             bool const are_together = gradient.device() == view.device();
+            bool const is_as_value = view.dtype() == value.dtype();
+            bool const comes_late =
+                is_as_value && is_half_precision(value.dtype()) && gradient.dtype() == DType::f32;
             auto const text = [&](AnyView const& tensor) {
                 return to_text(tensor) + (are_together ? "" : " on " + to_text(tensor.device()));
             };
@@ -8609,9 +8674,11 @@ private:
                 describe(i),
                 " is ",
                 text(gradient),
-                ", but its value is ",
+                is_as_value ? ", but its value is " : ", but was to be ",
                 text(view),
-                "; both need the same dtype, extents and device"
+                "; both need the same dtype, extents and device",
+                comes_late ? ", or let parameter_traits::grad_dtype say f32 before there is one"
+                           : ""
             )};
         }
     }
@@ -15855,6 +15922,9 @@ JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList cons
             text += ", strides " + to_text(strides);
         }
         text += parameters[i].requires_grad() ? "" : ", no requires_grad";
+        if (value && grad_dtype(parameters, i) != value.dtype()) {
+            text += concat(", gradients ", name_of(grad_dtype(parameters, i)));
+        }
         text += parameters[i].is_sparse() ? ", sparse gradients" : "";
         list.add(describe_parameter(parameters, i), text);
     }

@@ -64,6 +64,10 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
 /// |                                               | ranks keep parts of values; must not throw,      |
 /// |                                               | because it also runs while an exception unwinds  |
+/// | `static DType grad_dtype(P const& p)`         | optional: the gradient's, while there is none;   |
+/// |                                               | f32 beside a value of f16 or bf16. Else it is    |
+/// |                                               | that of the gradient that a participant finds    |
+/// |                                               | when it is made, or the value's                  |
 /// | `static bool is_sparse(P const& p)`           | optional, with the next two: whether the         |
 /// |                                               | gradient is rows of an embedding. Asked when the |
 /// |                                               | reducer or participant is made; then grad(p) is  |
@@ -132,6 +136,10 @@ concept has_set_value = requires(std::remove_cvref_t<P>& p, AnyView const& view)
     parameter_traits_of<P>::release_value(p);
 };
 template <class P>
+concept has_grad_dtype = requires(std::remove_cvref_t<P> const& p) {
+    { parameter_traits_of<P>::grad_dtype(p) } -> std::same_as<DType>;
+};
+template <class P>
 concept has_sparse_grad = requires(
     std::remove_cvref_t<P>& p, std::remove_cvref_t<P> const& constant, SparseRows const& rows
 ) {
@@ -196,6 +204,11 @@ concept has_other_set_value =
         requires takes_others<decltype(&parameter_traits_of<P>::release_value), std::remove_cvref_t<P>&>;
     });
 template <class P>
+concept has_other_grad_dtype =
+    !has_grad_dtype<P> && (requires(std::remove_cvref_t<P> const& p) {
+        parameter_traits_of<P>::grad_dtype(p);
+    } || requires { &parameter_traits_of<P>::grad_dtype; });
+template <class P>
 concept has_other_sparse_grad =
     !has_sparse_grad<P> && (requires { &parameter_traits_of<P>::is_sparse; } || requires {
         &parameter_traits_of<P>::sparse_grad;
@@ -232,6 +245,10 @@ consteval bool has_usable_options() {
     static_assert(
         !has_other_is_handle<P>,
         "Parameter: parameter_traits::is_handle must be 'static constexpr bool is_handle = true'"
+    );
+    static_assert(
+        !has_other_grad_dtype<P>,
+        "Parameter: parameter_traits::grad_dtype must be 'static DType grad_dtype(P const&)'"
     );
     static_assert(
         !has_other_sparse_grad<P>,

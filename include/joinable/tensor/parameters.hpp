@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -51,6 +52,11 @@ public:
     [[nodiscard]] AnyView value() const { return functions_->value(object_); }
     /// Empty if the parameter has no gradient now.
     [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
+    /// What the traits say that the gradient's dtype is. Empty if they do not say it.
+    [[nodiscard]] std::optional<DType> declared_grad_dtype() const {
+        return functions_->grad_dtype != nullptr ? functions_->grad_dtype(object_)
+                                                 : std::optional<DType>{};
+    }
     [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
     /// Makes `view` the gradient.
     /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
@@ -113,9 +119,10 @@ private:
     struct Functions {
         AnyView (*value)(void*);
         AnyView (*grad)(void*);
-        void (*set_grad)(void*, AnyView const&);  ///< null: not supported
-        void (*release_grad)(void*);              ///< null: not supported
-        void (*set_value)(void*, AnyView const&); ///< null, like the next one: not supported
+        std::optional<DType> (*grad_dtype)(void*); ///< null: not supported
+        void (*set_grad)(void*, AnyView const&);   ///< null: not supported
+        void (*release_grad)(void*);               ///< null: not supported
+        void (*set_value)(void*, AnyView const&);  ///< null, like the next one: not supported
         void (*release_value)(void*);
         bool (*is_sparse)(void*); ///< null, like the next two: not supported
         SparseRows (*sparse_grad)(void*);
@@ -147,6 +154,11 @@ private:
         Functions functions{};
         functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
         functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
+        if constexpr (detail::has_grad_dtype<P>) {
+            functions.grad_dtype = [](void* p) -> std::optional<DType> {
+                return Traits::grad_dtype(*static_cast<Object*>(p));
+            };
+        }
         if constexpr (detail::has_set_grad<P>) {
             functions.set_grad = [](void* p, AnyView const& view) {
                 Traits::set_grad(*static_cast<Object*>(p), view);
@@ -268,6 +280,39 @@ inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId
                                                      : " has a value at a null pointer")
         };
     }
+}
+
+/// The dtype of parameter `i`'s gradients, now and later: what its traits say; else f32 if the gradient
+/// is so beside a value of 16 bits; else the value's. Throws ContractViolation where the traits say
+/// another one than these.
+inline DType grad_dtype(ParameterList const& parameters, std::size_t i) {
+    DType const own = parameters[i].value().dtype();
+    AnyView const gradient = parameters[i].grad();
+    auto const fits = [&](DType dtype) {
+        return dtype == own || (dtype == DType::f32 && is_half_precision(own));
+    };
+    if (std::optional<DType> const declared = parameters[i].declared_grad_dtype()) {
+        if (!fits(*declared)) {
+            throw ContractViolation{concat(
+                "parameter_traits::grad_dtype of ",
+                describe_parameter(parameters, i),
+                " is ",
+                name_of(*declared),
+                ", but its value is ",
+                name_of(own),
+                "; return the same, or f32 beside f16 or bf16"
+            )};
+        }
+        return *declared;
+    }
+    return gradient && fits(gradient.dtype()) ? gradient.dtype() : own;
+}
+
+/// How parameter `i`'s gradients are: its value, with their dtype.
+inline AnyView like_gradient(ParameterList const& parameters, std::size_t i) {
+    AnyView const value = parameters[i].value();
+    DType const dtype = grad_dtype(parameters, i);
+    return {value.data(), dtype, value.extents(), value.strides(), value.device()};
 }
 
 /// Throws ContractViolation where the gradient of parameter `i` has elements, but no memory.

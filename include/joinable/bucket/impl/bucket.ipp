@@ -45,9 +45,9 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
     std::vector<AnyView> values;
     for (std::size_t const i : order) {
         detail::check_value(parameters, i, memory_.id());
-        AnyView const& value = values.emplace_back(parameters[i].value());
-        bytes[index(value.dtype())] += // for any cut: each may start a bucket
-            value.numel() * size_of(value.dtype()) + bucket_alignment;
+        AnyView const& like = values.emplace_back(detail::like_gradient(parameters, i));
+        bytes[index(like.dtype())] += // for any cut: each may start a bucket
+            like.numel() * size_of(like.dtype()) + bucket_alignment;
     }
     for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
         if (bytes[dtype] != 0) {

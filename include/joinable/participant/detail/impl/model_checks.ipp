@@ -58,6 +58,9 @@ JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList cons
             text += ", strides " + to_text(strides);
         }
         text += parameters[i].requires_grad() ? "" : ", no requires_grad";
+        if (value && grad_dtype(parameters, i) != value.dtype()) {
+            text += concat(", gradients ", name_of(grad_dtype(parameters, i)));
+        }
         text += parameters[i].is_sparse() ? ", sparse gradients" : "";
         list.add(describe_parameter(parameters, i), text);
     }

@@ -107,6 +107,13 @@ void check_group(
                 "optimizer of its own behind a DistributedDataParallel"
             )};
         }
+        if (list[i].requires_grad() && grad_dtype(list, i) != list[i].value().dtype()) {
+            throw ContractViolation{concat(
+                describe_parameter(list, i),
+                " has gradients of f32 beside a value of 16 bits, which sharded training does not step; give them "
+                "the value's dtype: their owner steps them in f32"
+            )};
+        }
     }
     ParameterList all;
     for (ShardGroup const& group : groups) {

@@ -8659,28 +8659,32 @@ private:
 
     void require_fit(std::size_t i, AnyView const& gradient) const {
         check_gradient(parameters_, i, gradient);
-        AnyView const view = places_[i] != nullptr ? *places_[i] : like_gradient(parameters_, i);
-        if (!is_like(gradient, view)) {
-            AnyView const value = parameters_[i].value();
-            bool const are_together = gradient.device() == view.device();
-            bool const is_as_value = view.dtype() == value.dtype();
-            bool const comes_late =
-                is_as_value && is_half_precision(value.dtype()) && gradient.dtype() == DType::f32;
-            auto const text = [&](AnyView const& tensor) {
-                return to_text(tensor) + (are_together ? "" : " on " + to_text(tensor.device()));
-            };
-            throw ContractViolation{concat(
-                "the gradient of ",
-                describe(i),
-                " is ",
-                text(gradient),
-                is_as_value ? ", but its value is " : ", but was to be ",
-                text(view),
-                "; both need the same dtype, extents and device",
-                comes_late ? ", or let parameter_traits::grad_dtype say f32 before there is one"
-                           : ""
-            )};
+        bool const fits = places_[i] != nullptr ? is_like(gradient, *places_[i])
+                                                : is_like(gradient, like_gradient(parameters_, i));
+        if (!fits) {
+            refuse(i, gradient);
         }
+    }
+    [[noreturn]] void refuse(std::size_t i, AnyView const& gradient) const {
+        AnyView const value = parameters_[i].value();
+        AnyView const view = places_[i] != nullptr ? *places_[i] : like_gradient(parameters_, i);
+        bool const are_together = gradient.device() == view.device();
+        bool const is_as_value = view.dtype() == value.dtype();
+        bool const comes_late =
+            is_as_value && is_half_precision(value.dtype()) && gradient.dtype() == DType::f32;
+        auto const text = [&](AnyView const& tensor) {
+            return to_text(tensor) + (are_together ? "" : " on " + to_text(tensor.device()));
+        };
+        throw ContractViolation{concat(
+            "the gradient of ",
+            describe(i),
+            " is ",
+            text(gradient),
+            is_as_value ? ", but its value is " : ", but was to be ",
+            text(view),
+            "; both need the same dtype, extents and device",
+            comes_late ? ", or let parameter_traits::grad_dtype say f32 before there is one" : ""
+        )};
     }
 
     bool sends_;

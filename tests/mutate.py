@@ -362,6 +362,42 @@ MUTATIONS = [
         "return byte != std::byte{0};", "return byte == std::byte{1} && byte == std::byte{2};",
         "checkpoint/reductions.test.cpp", "a training whose reduction*",
     ),
+    # -- what a training attaches, and values of other tools' files ------------------------------------
+    Mutation(
+        "what-is-attached-is-each-ranks-own", "checkpoint/checkpoint.hpp",
+        "attach(detail::KeptTensor::Kind::own, name", "attach(detail::KeptTensor::Kind::same, name",
+        "checkpoint/attached.test.cpp", "*",
+    ),
+    Mutation(
+        "ranks-attach-what-they-like", "checkpoint/checkpoint.hpp",
+        '        list.add("attached tensors", texts);\n', "",
+        "checkpoint/attached.test.cpp", "what cannot be attached*",
+    ),
+    Mutation(
+        "a-name-is-attached-twice", "checkpoint/checkpoint.hpp",
+        "if (name.empty() || is_known) {", "if (name.empty()) {",
+        "checkpoint/attached.test.cpp", "what cannot be attached*",
+    ),
+    Mutation(
+        "masters-stay-when-values-are-read", "checkpoint/checkpoint.hpp",
+        "            zero_.reload_masters();\n", "",
+        "checkpoint/attached.test.cpp", "values of another tool's file*",
+    ),
+    Mutation(
+        "values-without-a-place-are-read", "checkpoint/detail/model_layout.hpp",
+        "return !placed.contains(part.tensor);", "return placed.contains(0) && false;",
+        "checkpoint/attached.test.cpp", "values are read by a list*",
+    ),
+    Mutation(
+        "a-file-may-have-more-values", "checkpoint/detail/model_layout.hpp",
+        "        if (names.empty()) {\n            require_none_left(file, header, stored);\n        }\n", "",
+        "checkpoint/attached.test.cpp", "values are read by a list*",
+    ),
+    Mutation(
+        "ranks-read-other-values", "checkpoint/checkpoint.hpp",
+        '            list.add("names of values to read", names);\n', "",
+        "checkpoint/attached.test.cpp", "values are read by a list*",
+    ),
     Mutation(
         "a-file-has-the-values-of-a-joined-rank", "checkpoint/checkpoint.hpp",
         "write_file(round.buffer_source());", "write_file(0);",

@@ -5457,10 +5457,8 @@ public:
             } else {
                 detail::check_layouts(group);
             }
-            for (detail::OptimizerShard const& shard : group.shards) {
-                shard.load_masters(group.parameters, scratch_[0]);
-            }
         }
+        reload_masters();
         device().finish();
     }
 
@@ -5526,6 +5524,14 @@ public:
     [[nodiscard]] std::vector<detail::ShardGroup> const& groups() const noexcept { return groups_; }
     /// The settings of all groups. Local.
     [[nodiscard]] std::deque<Rule> const& rules() const noexcept { return rules_; }
+    /// Reads masters again from values that were written in place, for Checkpoint. Local.
+    void reload_masters() {
+        for (Group const& group : groups_) {
+            for (detail::OptimizerShard const& shard : group.shards) {
+                shard.load_masters(group.parameters, scratch_[0]);
+            }
+        }
+    }
     /// Takes settings and step counts of another training of these parameters. Checkpoint then
     /// reads values and state in place. A shard is zeroed if the new settings keep another number
     /// of states. Local.

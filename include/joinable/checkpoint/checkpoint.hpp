@@ -48,6 +48,7 @@
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/reduce_op.hpp>
+#include <joinable/tensor/tensor_list.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -80,6 +81,7 @@ public:
     [[nodiscard]] std::vector<NoRule> const& rules() const noexcept { return rules_; }
     static void resume(std::vector<NoRule> const&, std::span<std::uint64_t const>) noexcept {}
     static void take_settings(Round const&) noexcept {}
+    static void reload_masters() noexcept {}
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
@@ -146,7 +148,8 @@ struct Saved<J, Js...> : Saved<Js...> {
 /// buffer of rank 2, and "NAME/residual/2" what the reduction has left out of its gradients. If another number of ranks W
 /// reads them, rank r gets the buffers of rank r mod (ranks of the file), and the residuals of rank r are added to those
 /// of rank r mod W. What is the same on all ranks is there once: attached state as "state/0", and "NAME/warm_start".
-/// A reduction with such state must be in the file, with the settings that it has here. The settings of a rule are stored as texts under the labels of its
+/// A reduction with such state must be in the file, with the settings that it has here. attach() adds what else a
+/// training has: averages of values, a loss scale, the state of a random generator. The settings of a rule are stored as texts under the labels of its
 /// agree_on(), which it needs; what that leaves out is not in the file. All ranks must see one file system. The new file is written beside the old
 /// one as "FILE.part" and replaces it when it is complete and on the disk, so killing the training
 /// at any time leaves a complete file. Memory of a device goes through the host's,
@@ -195,6 +198,23 @@ public:
     )
         : Checkpoint{optimizer_of(saved), model_of(saved), file, options} {}
 
+    /// Adds a tensor to the file as `name`, or those of a range as "NAME/0", "NAME/1", ...; they are the same on all
+    /// ranks. In a guard a rank that trains on writes them, outside of one rank 0; all ranks read them. Call it on all
+    /// ranks, before the first write() or read() that they are for. The tensors are in memory of the communicator's
+    /// device and outlive the checkpoint. Local.
+    /// @throws ContractViolation  the name is empty or given before, or a tensor is missing, without memory, on another
+    ///         device, or its elements share memory; nothing was changed.
+    template <class Range>
+    void attach(std::string_view name, Range&& tensors) {
+        attach(detail::KeptTensor::Kind::same, name, std::forward<Range>(tensors));
+    }
+    /// The same for tensors that each rank has to itself: that of rank r is "NAME/r", or "NAME/0/r" in a range. If
+    /// another number of ranks reads the file, rank r gets those of rank r mod (ranks of the file).
+    template <class Range>
+    void attach_per_rank(std::string_view name, Range&& tensors) {
+        attach(detail::KeptTensor::Kind::own, name, std::forward<Range>(tensors));
+    }
+
     /// Collective, outside a guard. Writes the file now. Each rank brings 64 MiB at a time to the
     /// disk, and the deadline must cover that, for all ranks that write to one disk together. On the
     /// first three errors all ranks throw, and the communicator is usable: a rank that fails throws its
@@ -224,6 +244,17 @@ public:
     void read(std::filesystem::path const& from) {
         require_outside("read()");
         read_file(from.string());
+    }
+
+    /// Reads values alone, from a safetensors file of any tool, by the names of parameters: all of them, and then the file
+    /// has no other tensors; or those in `names`. State, settings and rounds() stay; masters are read again from the values.
+    /// Such a file has no hashes: damage to its numbers is not seen. Collective, outside a guard; throws as read() does.
+    /// @throws ContractViolation  a dtype or a shape differs, a tensor or a parameter of that name is missing, or the file has
+    ///         tensors that the model lacks. Nothing was changed.
+    void
+    read_values(std::filesystem::path const& from, std::vector<std::string> const& names = {}) {
+        require_outside("read_values()");
+        read_values_of(from.string(), names);
     }
 
     /// Counts a round and writes the file in every CheckpointOptions::every-th one. Call it once in
@@ -363,14 +394,64 @@ private:
     [[nodiscard]] detail::ModelLayout layout_by(
         std::string const& name,
         Rules const& rules,
-        detail::SavedModel const& model,
+        std::vector<detail::KeptTensor> kept,
         std::size_t writers
     ) const {
         std::vector<detail::ModelLayout::Names> names;
         for (Rule const& rule : rules) {
             names.emplace_back(rule.state_names());
         }
-        return {name, zero_.groups(), names, detail::kept_tensors(model), writers};
+        return {name, zero_.groups(), names, std::move(kept), writers};
+    }
+
+    struct Attached {
+        detail::KeptTensor::Kind kind;
+        std::string name;
+        bool is_range;
+        detail::FixedTensors tensors;
+    };
+    template <class Range>
+    void attach(detail::KeptTensor::Kind kind, std::string_view name, Range&& tensors) {
+        bool const is_known = std::any_of(attached_.begin(), attached_.end(), [&](auto const& one) {
+            return one.name == name;
+        });
+        if (name.empty() || is_known) {
+            throw ContractViolation{
+                is_known
+                    ? detail::concat(
+                          "Checkpoint: ", name, " is attached twice; give it another name"
+                      )
+                    : "Checkpoint: attach() was given an empty name, which a tensor of a file cannot have"
+            };
+        }
+        constexpr bool is_range = !WritableTensor<Range>;
+        TensorList list = detail::tensor_list(std::forward<Range>(tensors));
+        attached_.push_back(
+            {kind,
+             std::string{name},
+             is_range,
+             {std::move(list), "attached tensor", detail::device_of(join_communicator()).id()}}
+        );
+    }
+    /// All that the file has besides parameters and their state. Ranks attach the same.
+    [[nodiscard]] std::vector<detail::KeptTensor>
+    kept_with(detail::SavedModel const& model, AgreementList& list) {
+        std::vector<detail::KeptTensor> kept = detail::kept_tensors(model);
+        std::vector<std::string> texts;
+        for (Attached& one : attached_) {
+            std::vector<AnyView> const& views = one.tensors.views();
+            for (std::size_t i = 0; i < views.size(); ++i) {
+                std::string name = one.is_range ? detail::concat(one.name, "/", i) : one.name;
+                texts.push_back(detail::concat(
+                    name,
+                    one.kind == detail::KeptTensor::Kind::own ? " per rank, " : ", ",
+                    detail::to_text(views[i])
+                ));
+                kept.push_back({one.kind, std::move(name), views[i]});
+            }
+        }
+        list.add("attached tensors", texts);
+        return kept;
     }
 
     /// On a device the host first waits for collectives in flight, which have a deadline; streams
@@ -401,7 +482,7 @@ private:
             model = saved_model();
             auto const rank = static_cast<std::size_t>(control.rank());
             auto const ranks = static_cast<std::size_t>(control.size());
-            layout.emplace(layout_by(file_, zero_.rules(), model, ranks));
+            layout.emplace(layout_by(file_, zero_.rules(), kept_with(model, list), ranks));
             layout->place();
             parts = layout->own_state();
             for (auto const& more :
@@ -481,6 +562,13 @@ private:
         return detail::header_text(file_, {layout.tensors(), detail::metadata_of(state)});
     }
 
+    void prepare_to_read() {
+        wait_for_work();
+        for (detail::ShardGroup const& group : zero_.groups()) {
+            detail::check_layouts(group); // values and state come in this order
+        }
+    }
+
     void read_file(std::string const& name) {
         detail::ControlOver<Comm&> control{join_communicator()};
         std::optional<detail::File> file;
@@ -492,10 +580,7 @@ private:
         std::uint64_t first = 0;
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         detail::on_all_ranks(control, [&](AgreementList& list) {
-            wait_for_work();
-            for (detail::ShardGroup const& group : zero_.groups()) {
-                detail::check_layouts(group); // the state comes in the order of values
-            }
+            prepare_to_read();
             file.emplace(name, detail::File::Access::read);
             std::string const text = read_header(name, *file);
             list.add("hash of the header of the checkpoint", detail::Hash{}.add(text).value());
@@ -506,7 +591,7 @@ private:
             rules = rules_of(name, state);
             model = saved_model();
             counts = counts_of(name, state, model);
-            layout.emplace(layout_by(name, rules, model, state.world_size));
+            layout.emplace(layout_by(name, rules, kept_with(model, list), state.world_size));
             layout->place_as(name, header);
             check(name, state, *layout);
         });
@@ -518,12 +603,7 @@ private:
             for (detail::TensorPart const& part : layout->values()) {
                 parts.push_back(part);
             }
-            for (detail::TensorPart const& part : parts) {
-                detail::StoredTensor const& tensor = layout->tensors()[part.tensor];
-                on_host.write(tensor, part, [&](detail::TensorPart const& here) {
-                    data.read(tensor, here);
-                });
-            }
+            read_parts(*layout, parts, data);
             layout->for_each_kept(
                 static_cast<std::size_t>(control.rank()),
                 static_cast<std::size_t>(control.size()),
@@ -540,6 +620,45 @@ private:
             detail::device_of(join_communicator()).finish(); // the engine's stream sees the values
         });
         rounds_ = state.rounds;
+    }
+
+    void read_values_of(std::string const& name, std::vector<std::string> const& names) {
+        detail::ControlOver<Comm&> control{join_communicator()};
+        std::optional<detail::File> file;
+        std::optional<detail::ModelLayout> layout;
+        std::vector<detail::TensorPart> parts;
+        std::uint64_t first = 0;
+        detail::on_all_ranks(control, [&](AgreementList& list) {
+            prepare_to_read();
+            file.emplace(name, detail::File::Access::read);
+            std::string const text = read_header(name, *file);
+            list.add("hash of the header of the file", detail::Hash{}.add(text).value());
+            list.add("names of values to read", names);
+            first = detail::length_bytes + text.size();
+            layout.emplace(layout_by(name, zero_.rules(), {}, 1));
+            parts = layout->values_as(
+                name, detail::HeaderParser{name, file->bytes() - first}.parse(text), names
+            );
+        });
+        detail::on_all_ranks(control, [&](AgreementList&) {
+            detail::FileData data{*file, first, control};
+            read_parts(*layout, parts, data);
+            zero_.reload_masters();
+            detail::device_of(join_communicator()).finish(); // the engine's stream sees the values
+        });
+    }
+    void read_parts(
+        detail::ModelLayout const& layout,
+        std::span<detail::TensorPart const> parts,
+        detail::FileData& data
+    ) {
+        detail::PartsOnHost on_host{detail::device_of(join_communicator())};
+        for (detail::TensorPart const& part : parts) {
+            detail::StoredTensor const& tensor = layout.tensors()[part.tensor];
+            on_host.write(tensor, part, [&](detail::TensorPart const& here) {
+                data.read(tensor, here);
+            });
+        }
     }
 
     /// Reads the sum of tensors of a file, in rank order. Sums of several, or of none, are in host memory and dense.
@@ -706,6 +825,7 @@ private:
     std::string file_;
     std::string folder_;
     CheckpointOptions options_;
+    std::vector<Attached> attached_;
     std::uint64_t rounds_ = 0;
     JoinState state_;
 };

@@ -121,41 +121,36 @@ public:
     /// @throws ContractViolation  the file is of another model: names the first tensor that
     ///         differs.
     void place_as(std::string_view file, FileHeader const& header) {
-        std::unordered_map<std::string_view, StoredTensor const*> stored;
-        for (StoredTensor const& tensor : header.tensors) {
-            stored.emplace(tensor.name, &tensor);
-        }
+        Stored stored = by_name(header);
         for (StoredTensor& tensor : tensors_) {
-            auto const found = stored.find(tensor.name);
-            bool const is_there = found != stored.end();
-            if (!is_there || found->second->dtype != tensor.dtype ||
-                found->second->extents != tensor.extents) {
-                refuse_file(
-                    file,
-                    "it is of another model: expected is tensor ",
-                    tensor.name,
-                    ", ",
-                    to_text(tensor),
-                    ", but it has ",
-                    is_there ? to_text(*found->second) : "none of that name"
-                );
-            }
-            tensor.begin = found->second->begin;
-            tensor.end = found->second->end;
-            stored.erase(found);
+            place_as(file, tensor, stored);
         }
-        for (StoredTensor const& tensor : header.tensors) {
-            if (stored.contains(tensor.name)) {
-                refuse_file(
-                    file,
-                    "it is of another model: it has tensor ",
-                    tensor.name,
-                    ", ",
-                    to_text(tensor),
-                    ", which the model lacks"
-                );
+        require_none_left(file, header, stored);
+    }
+    /// Takes the positions of values alone: of all, which are all that the file has; or of those in `names`.
+    /// @returns the parts that this rank keeps of them
+    /// @throws ContractViolation  as above, or there is no parameter of a name.
+    [[nodiscard]] std::vector<TensorPart>
+    values_as(std::string_view file, FileHeader const& header, std::span<std::string const> names) {
+        Stored stored = by_name(header);
+        std::set<std::string_view> unknown{names.begin(), names.end()};
+        std::set<std::size_t> placed;
+        for (std::size_t const value : first_of_) {
+            std::string_view const name = tensors_[value].name;
+            if (names.empty() || unknown.erase(name) != 0) {
+                place_as(file, tensors_[value], stored);
+                placed.insert(value);
             }
         }
+        if (!unknown.empty()) {
+            refuse_file(file, "asked for is ", *unknown.begin(), ", but no parameter is called so");
+        }
+        if (names.empty()) {
+            require_none_left(file, header, stored);
+        }
+        std::vector<TensorPart> parts = values();
+        std::erase_if(parts, [&](TensorPart const& part) { return !placed.contains(part.tensor); });
+        return parts;
     }
 
     /// The optimizer state that this rank owns, and all that it keeps.
@@ -235,6 +230,50 @@ public:
     }
 
 private:
+    using Stored = std::unordered_map<std::string_view, StoredTensor const*>;
+
+    [[nodiscard]] static Stored by_name(FileHeader const& header) {
+        Stored stored;
+        for (StoredTensor const& tensor : header.tensors) {
+            stored.emplace(tensor.name, &tensor);
+        }
+        return stored;
+    }
+    static void place_as(std::string_view file, StoredTensor& tensor, Stored& stored) {
+        auto const found = stored.find(tensor.name);
+        bool const is_there = found != stored.end();
+        if (!is_there || found->second->dtype != tensor.dtype ||
+            found->second->extents != tensor.extents) {
+            refuse_file(
+                file,
+                "it is of another model: expected is tensor ",
+                tensor.name,
+                ", ",
+                to_text(tensor),
+                ", but it has ",
+                is_there ? to_text(*found->second) : "none of that name"
+            );
+        }
+        tensor.begin = found->second->begin;
+        tensor.end = found->second->end;
+        stored.erase(found);
+    }
+    static void
+    require_none_left(std::string_view file, FileHeader const& header, Stored const& stored) {
+        for (StoredTensor const& tensor : header.tensors) {
+            if (stored.contains(tensor.name)) {
+                refuse_file(
+                    file,
+                    "it is of another model: it has tensor ",
+                    tensor.name,
+                    ", ",
+                    to_text(tensor),
+                    ", which the model lacks"
+                );
+            }
+        }
+    }
+
     using Pieces = std::span<ShardPiece const> (OptimizerShard::*)() const noexcept;
 
     void append(ShardGroup const& group, Names names) {

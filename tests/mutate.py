@@ -2380,7 +2380,7 @@ MUTATIONS = [
         "bucket/compression.test.cpp", "*what ranks keep*",
     ),
     Mutation(
-        "ranks-do-not-compare-settings-of-a-reduction", "bucket/all_reduce.hpp",
+        "ranks-do-not-compare-settings-of-a-reduction", "bucket/bucket_reduction.hpp",
         "        reduction.agree_on(list);\n", "",
         "bucket/compression.test.cpp", "*settings that differ*",
     ),

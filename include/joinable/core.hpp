@@ -43,6 +43,7 @@
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/timeline.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/join/options.hpp>

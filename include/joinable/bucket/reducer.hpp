@@ -17,6 +17,7 @@
 #include <joinable/agreement/host_collectives.hpp>
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/detail/iteration.hpp>
 #include <joinable/bucket/detail/run_parts.hpp>
 #include <joinable/bucket/gradients.hpp>

@@ -19,6 +19,7 @@
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/agreement/control.hpp>
+#include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/bucket/timeline.hpp>

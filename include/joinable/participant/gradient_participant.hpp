@@ -15,7 +15,7 @@
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/control.hpp>
-#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/cleared.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/timeline.hpp>

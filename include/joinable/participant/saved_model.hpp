@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
 

@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/communicator/shared_memory/run_threads.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>

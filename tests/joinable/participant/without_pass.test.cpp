@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // Ranks that run no backward pass in a round, because they have joined, skip, or failed: what they send, and what
 // their gradients are afterwards.
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/without_pass.hpp>
 
 #include <chrono>

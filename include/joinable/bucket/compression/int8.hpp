@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/compression/detail/blocks.hpp>
 #include <joinable/bucket/compression/detail/feedback.hpp>
 #include <joinable/bucket/compression/detail/numbers.hpp>

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/communicator/work.hpp>
 
 namespace joinable { inline namespace v0 {

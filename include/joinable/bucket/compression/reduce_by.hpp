@@ -4,7 +4,7 @@
 #include <string_view>
 #include <utility>
 
-#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 
 namespace joinable { inline namespace v0 {
 

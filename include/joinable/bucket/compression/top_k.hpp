@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/compression/detail/feedback.hpp>
 #include <joinable/bucket/compression/detail/numbers.hpp>
 #include <joinable/communicator/any_work.hpp>

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <vector>
 
-#include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/tensor/any_view.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {

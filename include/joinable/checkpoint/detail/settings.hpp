@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/checkpoint/detail/safetensors.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/compression/detail/numbers.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>

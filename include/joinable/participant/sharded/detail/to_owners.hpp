@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/communicator/any_work.hpp>
 #include <joinable/communicator/communicator.hpp>

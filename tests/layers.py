@@ -8,7 +8,8 @@
 A room is a folder; X/detail/ belongs to X. The rules:
   R1  A room includes what its row of ROOMS names, and the table has no circle.
   R2  X/detail/ is included by X and the rooms inside X alone.
-  R3  A header for users declares in namespace v0, one in detail/ or in an inner room in v0::detail.
+  R3  A header for users declares in namespace v0, one in detail/ or in an inner room in v0::detail. One that
+      declares in v0::detail alone is for another room, or lies in detail/: see FOR_ENGINES.
   R4  No transport includes another one, but NCCL the one whose from_environment() it uses, and Gloo TCP's,
       by which its ranks meet and fail together.
   R5  System headers of one room are included by no other one: see OWNED.
@@ -78,6 +79,7 @@ PARTS = {
     "sharded training": {"optimizer", "optimizer/cuda", "participant/sharded", "checkpoint"},
     "extras": {"bucket/compression", "trace", "interop"},
 }
+FOR_ENGINES = {"agreement/staged_collectives.hpp"} # which the header of an engine with a device includes
 INNER = {"reduction", *(room for room in ROOMS if room.startswith(f"{MEMORY}/"))}
 TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/mpi", "communicator/gloo", "communicator/nccl"}
 BELOW = {("communicator/nccl", MEMORY), ("communicator/gloo", "communicator/tcp")}
@@ -188,6 +190,14 @@ def inside(header, folder):
     return header.startswith(folder + "/")
 
 
+def is_for_users(text):
+    """Whether something is declared outside of namespace detail."""
+    code = re.sub(r"(?m)^#.*|//.*", "", text)
+    for internal in (rf"(?ms)^{PUBLIC} namespace detail \{{.*?^\}}\}}\}}", r"(?ms)^namespace detail \{.*?^\}"):
+        code = re.sub(internal, "", code)
+    return bool(re.sub(PUBLIC + r"\s*\}\}", "", code).strip())
+
+
 used = {room: set() for room in ROOMS} # by room, the rooms that its headers include
 for name in headers:
     room = room_of(name)
@@ -282,6 +292,10 @@ for name, text in headers.items():
         errors.append(f"R3 {name}: declares in v0, but what is not for users is in v0::detail")
     if not is_inner and not re.search(rf"^{PUBLIC}", text, re.M) and room != "base":
         errors.append(f"R3 {name}: declares nothing in namespace joinable")
+    elif name.endswith(".hpp") and not is_inner and room != "base" and name not in FOR_ENGINES and not is_for_users(text):
+        others = {room_of(other) for other in headers if name in includes[other]} - {"umbrella"}
+        if not any(other != room and not inside(other, room) for other in others):
+            errors.append(f"R3 {name}: is for {room}/ alone, so it lies in {room}/detail/")
     for system in re.findall(r"(?m)^#include <(?!joinable/)(.*)>", text):
         for pattern, owners in OWNED.items():
             if re.fullmatch(pattern, system) and not {room, name} & owners:

@@ -2144,7 +2144,7 @@ MUTATIONS = [
     ),
     # -- all-reduces by messages --------------------------------------------------------------------
     Mutation(
-        "partners-combine-in-two-orders", "communicator/algorithms/message_schedule.hpp",
+        "partners-combine-in-two-orders", "communicator/algorithms/detail/message_schedule.hpp",
         "combine_whole(partner < index_, step);", "combine_whole(true, step);",
         "communicator/algorithms/message_schedule.test.cpp", "elements are combined in the order*",
     ),
@@ -2154,7 +2154,7 @@ MUTATIONS = [
         "communicator/algorithms/message_schedule.test.cpp", "what a rank does in one step*",
     ),
     Mutation(
-        "slots-of-the-longest-block", "communicator/algorithms/message_schedule.hpp",
+        "slots-of-the-longest-block", "communicator/algorithms/detail/message_schedule.hpp",
         "is_cut ? segment_ : longest_block);",
         "ElementRange{0, longest_block}.part(0, detail::segments_of(longest_block, segment_)).size());",
         "communicator/algorithms/message_schedule.test.cpp", "every rank gets*",

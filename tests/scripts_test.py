@@ -150,6 +150,10 @@ class Layers(Copy):
             ),
         )
 
+    def test_r3_names_of_one_room_alone_lie_in_its_detail(self):
+        self.add("bucket/cut.hpp", "namespace joinable { inline namespace v0 { namespace detail {\nstruct Cut {};\n}}}\n")
+        self.fails(self.script, saying="R3 bucket/cut.hpp: is for bucket/ alone, so it lies in bucket/detail/")
+
     def test_r4_a_transport_that_includes_another_one_fails(self):
         self.add("communicator/tcp/options.hpp", "#include <joinable/communicator/shared_memory/thread.hpp>\n")
         self.fails(self.script, saying="R4 communicator/tcp/options.hpp: a transport includes another one")

@@ -6,7 +6,5 @@
 /// communicator that sends and receives.
 
 #include <joinable/communicator/algorithms/communicator.hpp>
-#include <joinable/communicator/algorithms/message_schedule.hpp>
-#include <joinable/communicator/algorithms/message_step.hpp>
 #include <joinable/communicator/algorithms/options.hpp>
 #include <joinable/communicator/algorithms/plan.hpp>

@@ -9,4 +9,3 @@
 #include <joinable/agreement/staged_collectives.hpp>
 #include <joinable/device/cuda/copy.hpp>
 #include <joinable/device/cuda/device.hpp>
-#include <joinable/device/cuda/runtime_copies.hpp>

@@ -25,7 +25,7 @@
 
 #include "join.hpp"
 
-// ---- joinable/communicator/algorithms/message_step.hpp
+// ---- joinable/communicator/algorithms/detail/message_step.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -888,7 +888,7 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/algorithms/message_schedule.hpp
+// ---- joinable/communicator/algorithms/detail/message_schedule.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 

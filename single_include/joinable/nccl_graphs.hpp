@@ -20,7 +20,7 @@
 #include "join.hpp"
 #include "nccl.hpp"
 
-// ---- joinable/communicator/nccl/graph.hpp
+// ---- joinable/communicator/nccl/detail/graph.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include <joinable/communicator/algorithms/message_schedule.hpp>
+#include <joinable/communicator/algorithms/detail/message_schedule.hpp>
 #include <joinable/communicator/algorithms/plan.hpp>
 #include <joinable/participant/sharded/options.hpp>
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include <joinable/communicator/algorithms/message_schedule.hpp>
-#include <joinable/communicator/algorithms/message_step.hpp>
+#include <joinable/communicator/algorithms/detail/message_schedule.hpp>
+#include <joinable/communicator/algorithms/detail/message_step.hpp>
 #include <joinable/communicator/algorithms/plan.hpp>
 
 namespace joinable_tests {

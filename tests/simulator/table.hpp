@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <joinable/communicator/algorithms/message_schedule.hpp>
+#include <joinable/communicator/algorithms/detail/message_schedule.hpp>
 #include <joinable/communicator/algorithms/plan.hpp>
 
 #include <simulator/simulator.hpp>

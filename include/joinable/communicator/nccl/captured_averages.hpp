@@ -12,7 +12,7 @@
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/nccl/detail/calls.hpp>
-#include <joinable/communicator/nccl/graph.hpp>
+#include <joinable/communicator/nccl/detail/graph.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/device/arena.hpp>

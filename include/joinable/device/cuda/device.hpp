@@ -17,8 +17,8 @@
 #include <joinable/device/arena.hpp>
 #include <joinable/device/copy.hpp>
 #include <joinable/device/cuda/copy.hpp>
+#include <joinable/device/cuda/detail/runtime_copies.hpp>
 #include <joinable/device/cuda/runtime.hpp>
-#include <joinable/device/cuda/runtime_copies.hpp>
 #include <joinable/device/detail/permute_sections.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/device/scratch.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // The steps of all ranks, run one after another over numbers and texts: results, the order of combination, and
 // the messages that textbooks count. Threads run them in communicator.test.cpp.
-#include <joinable/communicator/algorithms/message_schedule.hpp>
+#include <joinable/communicator/algorithms/detail/message_schedule.hpp>
 
 #include <algorithm>
 #include <array>

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <joinable/communicator/algorithms/message_step.hpp>
+#include <joinable/communicator/algorithms/detail/message_step.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/algorithms/detail/message_schedule.hpp>
 #include <joinable/communicator/algorithms/detail/schedule_run.hpp>
-#include <joinable/communicator/algorithms/message_schedule.hpp>
 #include <joinable/communicator/algorithms/options.hpp>
 #include <joinable/communicator/algorithms/plan.hpp>
 #include <joinable/communicator/communicator.hpp>

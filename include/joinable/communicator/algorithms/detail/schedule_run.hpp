@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/algorithms/message_schedule.hpp>
-#include <joinable/communicator/algorithms/message_step.hpp>
+#include <joinable/communicator/algorithms/detail/message_schedule.hpp>
+#include <joinable/communicator/algorithms/detail/message_step.hpp>
 #include <joinable/communicator/detail/polling.hpp>
 #include <joinable/reduction/reduce.hpp>
 #include <joinable/tensor/buffer.hpp>

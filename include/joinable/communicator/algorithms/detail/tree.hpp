@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <joinable/communicator/algorithms/message_step.hpp>
+#include <joinable/communicator/algorithms/detail/message_step.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include <joinable/communicator/algorithms/detail/double_tree.hpp>
+#include <joinable/communicator/algorithms/detail/message_step.hpp>
 #include <joinable/communicator/algorithms/detail/ring.hpp>
 #include <joinable/communicator/algorithms/detail/tree.hpp>
-#include <joinable/communicator/algorithms/message_step.hpp>
 #include <joinable/communicator/algorithms/plan.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/detail/text.hpp>

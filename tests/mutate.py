@@ -2350,12 +2350,12 @@ MUTATIONS = [
     ),
     Mutation(
         "topk-sends-what-it-keeps", "bucket/compression/top_k.hpp",
-        "inputs[message[at]] = 0;", "",
+        "inputs[own[at]] = 0; // what is sent is not left", "",
         "bucket/compression.test.cpp", "*what ranks keep*",
     ),
     Mutation(
-        "topk-keeps-what-is-not-finite", "bucket/compression/top_k.hpp",
-        "if (!detail::are_finite(run.buffer)) {", "if (false) {",
+        "residuals-become-what-is-not-finite", "bucket/compression/detail/feedback.hpp",
+        "if (are_finite(run.buffer)) {", "if (true) {",
         "bucket/compression.test.cpp", "*what ranks keep*",
     ),
     Mutation(

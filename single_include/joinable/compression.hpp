@@ -629,6 +629,15 @@ public:
         BucketPart const& part = run.parts[k];
         std::copy_n(inputs<T>(run, k), part.count, residual<T>(part.parameter));
     }
+    /// The same for all parts of a run, provided that its averages are finite.
+    template <class T>
+    void keep_if_finite(BucketRun const& run) {
+        if (are_finite(run.buffer)) {
+            for (std::size_t k = 0; k < run.parts.size(); ++k) {
+                keep<T>(run, k);
+            }
+        }
+    }
     /// Multiplies all residuals.
     void scale(double factor) {
         for (std::size_t parameter = 0; parameter < residuals_.size(); ++parameter) {
@@ -1163,12 +1172,7 @@ private:
                 part += bytes_of(run, rank);
             }
         });
-        if (!detail::are_finite(run.buffer)) {
-            return;
-        }
-        for (std::size_t k = 0; k < run.parts.size(); ++k) {
-            feedback.keep<T>(run, k);
-        }
+        feedback.keep_if_finite<T>(run);
     }
     [[nodiscard]] static Flag flag_of(std::byte const* part) noexcept {
         Flag flag;
@@ -1945,7 +1949,8 @@ private:
     template <class T>
     void deliver(BucketRun const& run, std::size_t ranks) {
         if (!is_sparse[run.bucket]) {
-            keep<T>(run, nullptr);
+            std::fill_n(feedback.inputs<T>(run), run.buffer.count, T{0});
+            feedback.keep_if_finite<T>(run);
             return;
         }
         Word const* const message = received.of<Word>(run);
@@ -1961,33 +1966,17 @@ private:
             detail::write_zeros(run.buffer);
             return;
         }
+        Word const* const own = sent.of<Word>(run);
         std::size_t at = 1;
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
             std::size_t const entries = kept_of(run.parts[k]);
             add_entries<T>(run.part(k), message + at, words, ranks, entries);
-            at += entries * words_of_entry<T>;
-        }
-        keep<T>(run, sent.of<Word>(run));
-    }
-    /// Keeps what this rank has not sent, if the averages are finite. `message`: what it has; null: all.
-    template <class T>
-    void keep(BucketRun const& run, Word const* message) {
-        if (!detail::are_finite(run.buffer)) {
-            return;
-        }
-        std::size_t at = 1;
-        for (std::size_t k = 0; k < run.parts.size(); ++k) {
-            BucketPart const& part = run.parts[k];
             T* const inputs = feedback.inputs<T>(run, k);
-            if (message == nullptr) {
-                std::fill_n(inputs, part.count, T{0});
-            } else {
-                for (std::size_t e = 0; e < kept_of(part); ++e, at += words_of_entry<T>) {
-                    inputs[message[at]] = 0;
-                }
+            for (std::size_t e = 0; e < entries; ++e, at += words_of_entry<T>) {
+                inputs[own[at]] = 0; // what is sent is not left
             }
-            feedback.keep<T>(run, k);
         }
+        feedback.keep_if_finite<T>(run);
     }
     template <class T>
     void add_entries(

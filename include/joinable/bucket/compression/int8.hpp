@@ -215,12 +215,7 @@ private:
                 part += bytes_of(run, rank);
             }
         });
-        if (!detail::are_finite(run.buffer)) {
-            return;
-        }
-        for (std::size_t k = 0; k < run.parts.size(); ++k) {
-            feedback.keep<T>(run, k);
-        }
+        feedback.keep_if_finite<T>(run);
     }
     [[nodiscard]] static Flag flag_of(std::byte const* part) noexcept {
         Flag flag;

@@ -198,7 +198,8 @@ private:
     template <class T>
     void deliver(BucketRun const& run, std::size_t ranks) {
         if (!is_sparse[run.bucket]) {
-            keep<T>(run, nullptr);
+            std::fill_n(feedback.inputs<T>(run), run.buffer.count, T{0});
+            feedback.keep_if_finite<T>(run);
             return;
         }
         Word const* const message = received.of<Word>(run);
@@ -214,33 +215,17 @@ private:
             detail::write_zeros(run.buffer);
             return;
         }
+        Word const* const own = sent.of<Word>(run);
         std::size_t at = 1;
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
             std::size_t const entries = kept_of(run.parts[k]);
             add_entries<T>(run.part(k), message + at, words, ranks, entries);
-            at += entries * words_of_entry<T>;
-        }
-        keep<T>(run, sent.of<Word>(run));
-    }
-    /// Keeps what this rank has not sent, if the averages are finite. `message`: what it has; null: all.
-    template <class T>
-    void keep(BucketRun const& run, Word const* message) {
-        if (!detail::are_finite(run.buffer)) {
-            return;
-        }
-        std::size_t at = 1;
-        for (std::size_t k = 0; k < run.parts.size(); ++k) {
-            BucketPart const& part = run.parts[k];
             T* const inputs = feedback.inputs<T>(run, k);
-            if (message == nullptr) {
-                std::fill_n(inputs, part.count, T{0});
-            } else {
-                for (std::size_t e = 0; e < kept_of(part); ++e, at += words_of_entry<T>) {
-                    inputs[message[at]] = 0;
-                }
+            for (std::size_t e = 0; e < entries; ++e, at += words_of_entry<T>) {
+                inputs[own[at]] = 0; // what is sent is not left
             }
-            feedback.keep<T>(run, k);
         }
+        feedback.keep_if_finite<T>(run);
     }
     template <class T>
     void add_entries(

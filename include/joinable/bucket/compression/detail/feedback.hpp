@@ -120,6 +120,15 @@ public:
         BucketPart const& part = run.parts[k];
         std::copy_n(inputs<T>(run, k), part.count, residual<T>(part.parameter));
     }
+    /// The same for all parts of a run, provided that its averages are finite.
+    template <class T>
+    void keep_if_finite(BucketRun const& run) {
+        if (are_finite(run.buffer)) {
+            for (std::size_t k = 0; k < run.parts.size(); ++k) {
+                keep<T>(run, k);
+            }
+        }
+    }
     /// Multiplies all residuals.
     void scale(double factor) {
         for (std::size_t parameter = 0; parameter < residuals_.size(); ++parameter) {

@@ -29,13 +29,16 @@ def read(path):
     return rounds
 
 
+def least_time(one_way, memory):
+    """Of an all-reduce by two ranks. `memory` has what moving its bytes takes; it is empty for those of one line."""
+    return max(one_way, min(memory.get("copy", 0), memory.get("update", 0)), memory.get("pull", 0))
+
+
 def add_limits(measured):
     one_way = measured[2, "limit", 8]["one_way"]
     for (ranks, mode, size), times in list(measured.items()):
         if ranks == 2 and mode != "limit":
-            memory = measured.get((2, "limit", size), {})
-            moved = min(memory.get("copy", 0), memory.get("update", 0))
-            times["limit"] = max(one_way, moved, memory.get("pull", 0))
+            times["limit"] = least_time(one_way, measured.get((2, "limit", size), {}))
 
 
 def size_name(size):

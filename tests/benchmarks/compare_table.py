@@ -17,7 +17,7 @@ import statistics
 import sys
 import typing
 
-from collectives_table import number
+from collectives_table import least_time, number
 
 Round = dict[str, float]
 Time = typing.Callable[[Round], float]
@@ -44,12 +44,13 @@ def exposed(way: str, model: str, what: str) -> Time:
 
 
 def limit_of(size: int) -> Time:
-    def limit(measured: Round) -> float:
-        bytes_moved = [measured[f"limits {what} 2 limit {size}"] for what in ("copy", "update")] if size > 8 else [0]
-        pulled = measured[f"limits pull 2 limit {size}"] if size > 8 else 0
-        return max(measured["limits one_way 2 limit 8"], min(bytes_moved), pulled)
+    ways = ("copy", "update", "pull") if size > 8 else ()
 
-    return limit
+    def of_round(measured: Round) -> float:
+        memory = {way: measured[f"limits {way} 2 limit {size}"] for way in ways}
+        return least_time(measured["limits one_way 2 limit 8"], memory)
+
+    return of_round
 
 
 FEWEST = 6  # rounds for an interval of 95 %

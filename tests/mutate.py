@@ -2079,6 +2079,41 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "a copy of a shared object*",
     ),
     Mutation(
+        "parts-are-rounded-down", "participant/sharded/zero_memory.hpp",
+        "parameters / divided_by + (parameters % divided_by != 0 ? 1 : 0)", "parameters / divided_by",
+        "participant/zero_memory.test.cpp", "*",
+    ),
+    Mutation(
+        "masters-of-any-type-are-counted", "participant/sharded/zero_memory.hpp",
+        "masters && is_half_precision(dtype)", "masters",
+        "participant/zero_memory.test.cpp", "*",
+    ),
+    Mutation(
+        "whole-steps-are-counted-in-parts", "participant/sharded/zero_memory.hpp",
+        "sharding == Sharding::none ? parameters : part", "part",
+        "participant/zero_memory.test.cpp", "*",
+    ),
+    Mutation(
+        "one-bucket-is-counted-twice", "participant/sharded/zero_memory.hpp",
+        "whole > bucket ? 2 * bucket : bucket", "2 * bucket",
+        "participant/zero_memory.test.cpp", "a model has*",
+    ),
+    Mutation(
+        "views-count-as-copies", "participant/sharded/zero_memory.hpp",
+        "views ? 0 : whole + 2 * bucket", "whole + 2 * bucket",
+        "participant/zero_memory.test.cpp", "a model *",
+    ),
+    Mutation(
+        "memory-for-no-ranks", "participant/sharded/zero_memory.hpp",
+        "if (ranks < 1) {", "if (ranks < 0) {",
+        "participant/zero_memory.test.cpp", "memory for no ranks*",
+    ),
+    Mutation(
+        "integers-are-planned", "participant/sharded/zero_memory.hpp",
+        "if (!is_floating_point(dtype)) {", "if (false) {",
+        "participant/zero_memory.test.cpp", "memory for no ranks*",
+    ),
+    Mutation(
         "names-of-states-dangle", "optimizer/update_rule.hpp",
         "{ requires outlives_the_call<decltype(rule.state_names())>; };", "{ rule.state_names(); };",
         "../fail/update_rule_with_names_by_value.cpp", "*",

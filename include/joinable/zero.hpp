@@ -17,5 +17,6 @@
 #include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/sharded/optimizer.hpp>
 #include <joinable/participant/sharded/options.hpp>
+#include <joinable/participant/sharded/zero_memory.hpp>
 #include <joinable/participant/sharded/zero_options.hpp>
 #include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>

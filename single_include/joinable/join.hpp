@@ -17857,7 +17857,7 @@ struct Sgd {
     bool nesterov = false;
     bool maximize = false;
 
-    [[nodiscard]] std::span<std::string_view const> state_names() const noexcept;
+    [[nodiscard]] constexpr std::span<std::string_view const> state_names() const noexcept;
     template <class T>
     void update(UpdateRange<T> const& range) const;
     template <class T, class F>
@@ -17882,7 +17882,7 @@ struct Adam {
     bool amsgrad = false;
     bool maximize = false;
 
-    [[nodiscard]] std::span<std::string_view const> state_names() const noexcept;
+    [[nodiscard]] constexpr std::span<std::string_view const> state_names() const noexcept;
     template <class T>
     void update(UpdateRange<T> const& range) const;
     template <class T, class F>
@@ -17903,7 +17903,7 @@ struct AdamW {
     bool amsgrad = false;
     bool maximize = false;
 
-    [[nodiscard]] std::span<std::string_view const> state_names() const noexcept;
+    [[nodiscard]] constexpr std::span<std::string_view const> state_names() const noexcept;
     template <class T>
     void update(UpdateRange<T> const& range) const;
     template <class T, class F>

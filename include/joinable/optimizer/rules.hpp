@@ -191,7 +191,7 @@ void agree_on_adam(List& list, Settings const& settings) {
 
 } // namespace detail
 
-inline std::span<std::string_view const> Sgd::state_names() const noexcept {
+constexpr std::span<std::string_view const> Sgd::state_names() const noexcept {
     return std::span{detail::sgd_state}.first(momentum == 0.0 ? 0 : 1);
 }
 template <class T>
@@ -242,7 +242,7 @@ detail::SgdUpdate<T, has_momentum> Sgd::made(std::uint64_t step) const {
     return update;
 }
 
-inline std::span<std::string_view const> Adam::state_names() const noexcept {
+constexpr std::span<std::string_view const> Adam::state_names() const noexcept {
     return std::span{detail::adam_state}.first(amsgrad ? 3 : 2);
 }
 template <class T>
@@ -261,7 +261,7 @@ void Adam::agree_on(List& list) const {
     detail::agree_on_adam(list, *this);
 }
 
-inline std::span<std::string_view const> AdamW::state_names() const noexcept {
+constexpr std::span<std::string_view const> AdamW::state_names() const noexcept {
     return std::span{detail::adam_state}.first(amsgrad ? 3 : 2);
 }
 template <class T>

@@ -362,6 +362,17 @@ MUTATIONS = [
         "return byte != std::byte{0};", "return byte == std::byte{1} && byte == std::byte{2};",
         "checkpoint/reductions.test.cpp", "a training whose reduction*",
     ),
+    # -- drawn trainings whose gradients travel compressed ---------------------------------------------
+    Mutation(
+        "residuals-do-not-travel", "bucket/compression/detail/feedback.hpp",
+        "            to[i] += residual[i];\n", "",
+        "participant/compression_property.test.cpp", "*",
+    ),
+    Mutation(
+        "a-skipped-batch-contributes", "bucket/compression/int8.hpp",
+        "Flag const flag = contributes ? 1 : 0;", "Flag const flag = contributes ? 0 : 1;",
+        "participant/compression_property.test.cpp", "*",
+    ),
     # -- what a training attaches, and values of other tools' files ------------------------------------
     Mutation(
         "what-is-attached-is-each-ranks-own", "checkpoint/checkpoint.hpp",

@@ -81,6 +81,9 @@ public:
                 );
             }
         }
+        for (Parameter const& parameter : training.parameters) {
+            delivered_.emplace_back(joinable::numel(parameter.extents));
+        }
         for (std::size_t e = 0; e < training.epochs.size() && !is_refused_; ++e) {
             run(e);
         }
@@ -94,6 +97,8 @@ public:
     [[nodiscard]] auto const& values() const noexcept { return values_; }
     [[nodiscard]] auto const& first_values() const noexcept { return first_values_; }
     [[nodiscard]] auto const& buffers() const noexcept { return buffers_; }
+    /// The sum of all averages of each parameter that all ranks get.
+    [[nodiscard]] auto const& delivered() const noexcept { return delivered_; }
 
 private:
     struct Accumulated {
@@ -647,6 +652,9 @@ private:
         used_ = used_by_some(parts);
         for (std::size_t const p : training_.trained()) {
             Numbers const average = average_of(p, parts, factors);
+            for (std::size_t i = 0; used_[p] && i < average.size(); ++i) {
+                delivered_[p][i] += average[i];
+            }
             bool const others_have_none = is_absent(p, k, epoch, parts);
             for (Rank& rank : ranks_) {
                 auto const r = static_cast<std::size_t>(rank.rank);
@@ -763,6 +771,7 @@ private:
     std::vector<std::vector<std::vector<Gradients>>> results_;
     std::vector<std::vector<std::vector<std::vector<Numbers>>>> values_;
     std::vector<std::vector<std::vector<double>>> buffers_;
+    std::vector<Numbers> delivered_;
 };
 
 } // namespace joinable_tests::drawn

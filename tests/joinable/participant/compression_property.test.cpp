@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSL-1.0
+// Trainings drawn from seeds whose gradients travel compressed: whatever the shards, windows, weights, skipped batches
+// and unused parameters, all averages that were delivered and all that ranks keep are the sum of the serial training's
+// averages, which is computed in double. JOINABLE_TEST_SEEDS="first count" runs others.
+#include <joinable/compression.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include <doctest/doctest.h>
+#include <over_ranks.hpp>
+#include <support/draw.hpp>
+#include <support/drawn/rank.hpp>
+#include <support/volume.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using namespace joinable_tests::drawn;
+
+/// What the property needs: numbers of which rounding takes little, and windows that begin without gradients, because an
+/// average that stays in a gradient counts again.
+Training with_clean_windows(Training training) {
+    for (Parameter& parameter : training.parameters) {
+        if (parameter.is_trained) {
+            parameter.dtype = joinable::DType::f64;
+        }
+    }
+    for (Epoch& epoch : training.epochs) {
+        epoch.leftover = Leftover::discarded;
+        bool begins = true;
+        for (RoundPlan& round : epoch.rounds) {
+            round.resets_late = false;
+            if (begins) {
+                round.reset = Reset::zero;
+            }
+            for (Batch& batch :
+                 round.batches) { // buckets of f64 fill earlier than those that were drawn
+                batch.fails = batch.fails == Fails::in_backward ? Fails::in_forward : batch.fails;
+            }
+            begins = round.evaluates ? begins : round.will_sync;
+        }
+    }
+    return training;
+}
+
+/// `make` makes a reduction for each rank, because none is copied.
+template <class Make>
+std::string check(std::uint64_t seed, Training const& training, Make const& make) {
+    try {
+        Training copy = training;
+        SerialTraining const serial{copy, false};
+        if (!serial.is_refused()) {
+            over_ranks({training.world}, [&](auto& comm) {
+                DrawnRank{comm, training, serial, make()}.run();
+            });
+        }
+    } catch (std::exception const& error) {
+        return joinable::detail::concat("seed ", seed, ", ", make().name, ": ", error.what());
+    }
+    return {};
+}
+
+TEST_CASE(
+    "in any training what compressed rounds deliver, and what ranks keep, is the sum of all averages"
+) {
+    std::uint64_t first = 0;
+    std::uint64_t count = under_sanitizer ? 10 : 60;
+    if (char const* const seeds = std::getenv("JOINABLE_TEST_SEEDS")) {
+        std::istringstream{seeds} >> first >> count;
+    }
+    for (std::uint64_t seed = first; count > 0; ++seed) {
+        Training const drawn = DrawTraining{seed, false}();
+        if (drawn.model != Model::averages && drawn.model != Model::step &&
+            drawn.model != Model::zero) {
+            continue;
+        }
+        --count;
+        Training const training = with_clean_windows(drawn);
+        Draw draw{seed};
+        auto const start = draw.below(4);
+        bool const warm = draw.one_in(2);
+        std::string failed;
+        switch (draw.below(4)) {
+        case 0:
+            failed = check(seed, training, [] { return joinable::TopK{.density = 0.3}; });
+            break;
+        case 1: failed = check(seed, training, [] { return joinable::Int8Compression{}; }); break;
+        case 2:
+            failed = check(seed, training, [&] {
+                return joinable::PowerSgd{
+                    .rank = 1,
+                    .start_iteration = start,
+                    .min_compression_rate = 1,
+                    .warm_start = warm
+                };
+            });
+            break;
+        default:
+            failed = check(seed, training, [] { return joinable::CastTo<joinable::DType::f64>{}; });
+        }
+        CHECK_MESSAGE(failed.empty(), failed);
+    }
+}
+
+} // namespace

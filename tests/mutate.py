@@ -2396,7 +2396,7 @@ MUTATIONS = [
     ),
     Mutation(
         "topk-sends-what-it-keeps", "bucket/compression/top_k.hpp",
-        "inputs[own[at]] = 0; // what is sent is not left", "",
+        "inputs[own[at]] = 0; // it was sent", "",
         "bucket/compression.test.cpp", "*what ranks keep*",
     ),
     Mutation(

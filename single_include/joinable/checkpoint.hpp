@@ -1008,7 +1008,7 @@ public:
         }
         return parts;
     }
-    /// What a rank writes of the other tensors; one rank, which `is_source`, those that are the same on all.
+    /// The parts of the other tensors that a rank writes. One rank, which `is_source`, writes those that are the same on all.
     [[nodiscard]] std::vector<TensorPart> own_kept(std::size_t rank, bool is_source) const {
         std::vector<TensorPart> parts;
         for (std::size_t k = 0; k < kept_.size(); ++k) {
@@ -2315,7 +2315,7 @@ private:
         }
     }
 
-    /// What the file has for the counts of the model's reduction.
+    /// The file's values of the counts of the model's reduction.
     /// @throws ContractViolation  it is of another reduction, or its buckets are of other parameters.
     [[nodiscard]] std::vector<std::uint64_t> counts_of(
         std::string const& name, detail::TrainingState const& state, detail::SavedModel const& model

@@ -405,7 +405,7 @@ using ConvertLoops = CompiledLoop<ConvertLoop<C>, std::byte const*, std::byte*, 
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What reductions compute in for elements of a type: f64 for f64, else f32.
+/// The type in which reductions compute with elements of a type: f64 for f64, else f32.
 [[nodiscard]] constexpr DType number_dtype(DType dtype) noexcept {
     return dtype == DType::f64 ? DType::f64 : DType::f32;
 }
@@ -541,7 +541,7 @@ void require_host_buckets(Comm& comm, std::string_view name) {
     }
 }
 
-/// What a list by parameter has of one, and it gets longer for that.
+/// The element for a parameter. A list that is too short gets longer.
 template <class T>
 [[nodiscard]] T& of_parameter(std::vector<T>& list, std::size_t parameter) {
     if (list.size() <= parameter) {
@@ -584,8 +584,8 @@ private:
     std::vector<std::size_t> begins_; ///< per parameter
 };
 
-/// What a reduction leaves out of this rank's gradients is added to the next ones: the residual, a number for each element,
-/// in the units of the average. Local.
+/// The residuals: a reduction adds to this rank's next gradients the part of the last ones that it left out. A residual has a
+/// number for each element, in the units of the average. Local.
 class Feedback {
 public:
     /// Keeps the residuals of parameters that it has.
@@ -679,7 +679,7 @@ private:
     RunMemory inputs_;
 };
 
-/// What the gradients become if no rank contributed.
+/// The gradients of a round to which no rank contributed.
 inline void write_zeros(Buffer buffer) {
     std::memset(buffer.data, 0, buffer.bytes());
 }
@@ -1401,7 +1401,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// What PowerSgd keeps of each parameter.
+/// The matrices that PowerSgd keeps for a parameter.
 struct LowRankFactors {
     MatrixSize size;          ///< of rank 0: it travels whole
     DType dtype = DType::f32; ///< of the matrices
@@ -1973,7 +1973,7 @@ private:
             add_entries<T>(run.part(k), message + at, words, ranks, entries);
             T* const inputs = feedback.inputs<T>(run, k);
             for (std::size_t e = 0; e < entries; ++e, at += words_of_entry<T>) {
-                inputs[own[at]] = 0; // what is sent is not left
+                inputs[own[at]] = 0; // it was sent
             }
         }
         feedback.keep_if_finite<T>(run);

@@ -1870,7 +1870,7 @@ private:
 };
 
 bool is_overlapping(Shape const& extents, Shape const& strides);
-/// What an error text says of such a view, after its name: it cannot be `done_and_remedy`.
+/// The end of an error text about such a view, after its name: it cannot be `done_and_remedy`.
 [[nodiscard]] std::string text_of_overlap(AnyView const& view, std::string_view done_and_remedy);
 
 bool share_memory(AnyView const& a, AnyView const& b);
@@ -3697,7 +3697,7 @@ public:
     [[nodiscard]] AnyView value() const { return functions_->value(object_); }
     /// Empty if the parameter has no gradient now.
     [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
-    /// What the traits say that the gradient's dtype is. Empty if they do not say it.
+    /// The gradient's dtype, if the traits say it.
     [[nodiscard]] std::optional<DType> declared_grad_dtype() const {
         return functions_->grad_dtype != nullptr ? functions_->grad_dtype(object_)
                                                  : std::optional<DType>{};
@@ -3899,7 +3899,7 @@ template <class... Ranges>
 
 namespace detail {
 
-/// What a gradient holds: all elements, or those of its rows. Empty if there is none.
+/// The elements that a gradient holds: all of them, or those of its rows. Empty if there is none.
 [[nodiscard]] inline AnyView elements_of_gradient(AnyParameter const& parameter) {
     AnyView const dense = parameter.grad();
     return dense || !parameter.is_sparse() ? dense : parameter.sparse_grad().values;
@@ -5630,7 +5630,7 @@ private:
 
 /// The states of a SplitMix64 generator are apart by this: 2^64 / golden ratio, odd.
 inline constexpr std::uint64_t splitmix_increment = 0x9e37'79b9'7f4a'7c15U;
-/// What it makes of a state; a bijection. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
+/// The output of a state; a bijection. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
 /// 2014, with the constants of Vigna's public domain code.
 [[nodiscard]] constexpr std::uint64_t splitmix(std::uint64_t state) noexcept {
     std::uint64_t bits = (state ^ (state >> 30U)) * 0xbf58'476d'1ce4'e5b9U;
@@ -5901,7 +5901,7 @@ struct KeywordArgument {
     typename K::value_type value;
 };
 
-/// What an optional holds, which converts its value without a warning. Any other type holds itself.
+/// The type of the value in an optional, which converts it without a warning. Any other type holds itself.
 template <class T>
 struct held_by : std::type_identity<T> {};
 template <class T>
@@ -7272,7 +7272,7 @@ struct ReductionCount {
     std::string_view label;
     std::uint64_t* value;
 };
-/// What a reduction carries from one round to the next, for a Checkpoint.
+/// The state that a reduction carries from one round to the next, for a Checkpoint.
 struct ReductionState {
     std::vector<ReductionTensor> tensors;
     std::vector<ReductionCount> counts;
@@ -10286,7 +10286,7 @@ AbortReason failure_of(std::exception_ptr const& error);
 /// The failure that ended the communicator by which ranks meet, from its exception.
 AbortReason reason_of(std::exception_ptr const& error);
 
-/// The reason that ranks are told of a failure in a group of some of them, which numbers them otherwise.
+/// The reason that tells all ranks of a failure in a group of some of them, which numbers its ranks otherwise.
 AbortReason failure_in_group(AbortReason reason);
 
 std::string failure_text(std::vector<int> const& ranks, std::string const& text);
@@ -10784,8 +10784,8 @@ private:
     static Fields unpacked(std::uint64_t word) noexcept;
 };
 
-/// What ranks that ran out of inputs since the last round that synced had accumulated before, in rounds
-/// that did not sync. It belongs to the next round that does.
+/// The gradients that ranks had accumulated in rounds that did not sync before they ran out of inputs, since
+/// the last round that synced. They belong to the next round that syncs.
 struct Carry {
     std::uint64_t ranks = 0; ///< the ranks that accumulated anything
     std::uint64_t weight = 0;
@@ -11238,7 +11238,7 @@ private:
     [[nodiscard]] std::uint64_t rounds_in_weight(RoundCode const& code) const noexcept {
         return code.syncs ? sync_every_ : 1;
     }
-    /// What `rank` says as its weight in `round`. It has been in all rounds since the last one that synced.
+    /// The weight of `rank` in `round`. The rank has been in all rounds since the last one that synced.
     [[nodiscard]] std::uint64_t weight_in(int rank, std::size_t round) const noexcept {
         bool const is_first_sync = round + 1 == sync_every_;
         return shard(rank).weight * rounds_in_weight(code(round)) +
@@ -13576,8 +13576,8 @@ private:
 
 namespace detail {
 
-/// What a participant knows of its window, inside a guard and outside. Users clear the gradients of an
-/// incomplete window where an epoch begins, and say so to nobody; so the participant looks.
+/// The window of a participant, inside a guard and outside. Users may clear the gradients of an incomplete
+/// window where an epoch begins. They need not say so, because the participant looks.
 class WindowOf {
 public:
     explicit WindowOf(JoinState& state) noexcept : state_{state} {}
@@ -14508,7 +14508,7 @@ private:
 // ---- joinable/join/detail/entry.hpp
 
 /// @file
-/// What a rank checks alone when it enters a guard, and the list that ranks compare.
+/// The checks of a rank alone when it enters a guard, and the list that ranks compare.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -14716,7 +14716,7 @@ private:
     /// The distinct communicators: the control communicator, then the others in hook order. The
     /// first one serves the roll calls.
     [[nodiscard]] std::vector<ControlCommunicator*> communicators() const;
-    /// What a session needs to know of the participants, in hook order.
+    /// A description of each participant for a session, in hook order.
     [[nodiscard]] std::vector<ParticipantInfo> infos() const;
 
     /// The local checks and the hooks. A failure here fails on all ranks in the entry exchange.
@@ -16256,7 +16256,7 @@ inline ModelCommunicator::~ModelCommunicator() {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What a rank has of a model besides gradients, for a Checkpoint. Views are valid until the next round.
+/// A rank's part of a model without its gradients, for a Checkpoint. Views are valid until the next round.
 struct SavedModel {
     ParameterList parameters;
     std::vector<AnyView> buffers;  ///< may differ between ranks
@@ -19031,8 +19031,8 @@ private:
 #endif
 
 /// @file
-/// What thread ranks ask the system for: to sleep until a word changes, even one that other processes
-/// write, and the size of a page. Besides config.hpp, which must not include system headers, this is the
+/// The services that thread ranks ask of the system: to sleep until a word changes, even one that other
+/// processes write, and the size of a page. Besides config.hpp, which must not include system headers, this is the
 /// only header of thread ranks that differs between systems.
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -21265,7 +21265,7 @@ private:
     /// The number of elements that rank `from` sends to rank `to`.
     [[nodiscard]] std::size_t share(int from, int to) const noexcept;
 
-    /// What a rank sums in place, if it is not in one place.
+    /// The pieces that a rank sums in place; none if its buffer is in one place.
     [[nodiscard]] BufferPieces pieces_of(int rank) const noexcept;
     /// Up to which element, at most `end`, every rank has the elements from `begin` on in one place.
     [[nodiscard]] std::size_t end_of_pieces(std::size_t begin, std::size_t end) const noexcept;

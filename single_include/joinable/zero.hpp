@@ -1943,7 +1943,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// no rank used the parameter, and zeros are its gradient. Local.
 class SteppedGradients {
 public:
-    /// Makes room for what is said of `parameters` parameters. Without it, own gradients count.
+    /// Makes room for the lists of other ranks, of `parameters` parameters. Without it, own gradients count.
     void reserve(std::size_t parameters) { has_gradient_.resize(parameters); }
     /// Whether the rank that called list() has a gradient, for each parameter. The buffer of a
     /// message to joined ranks.

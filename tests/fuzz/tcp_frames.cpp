@@ -88,7 +88,7 @@ struct Operation {
     [[nodiscard]] std::size_t bytes() const {
         return collective == Collective::barrier ? 0 : count * sizeof(std::int32_t);
     }
-    [[nodiscard]] Descriptor said() const {
+    [[nodiscard]] Descriptor signature() const {
         bool const is_barrier = collective == Collective::barrier;
         return {
             collective,
@@ -258,10 +258,10 @@ void try_rank(Draw& draw) {
         for (std::size_t i = 0; i < operations.size(); ++i) {
             Operation const& operation = operations[i];
             joinable::Buffer const buffer{
-                buffers[i].data(), operation.said().count, operation.said().dtype
+                buffers[i].data(), operation.signature().count, operation.signature().dtype
             };
             Request request;
-            request.signature = operation.said();
+            request.signature = operation.signature();
             request.in = operation.gives(rank) ? joinable::ConstBuffer{buffer}
                                                : joinable::ConstBuffer{nullptr, 0, buffer.dtype};
             request.out = buffer;
@@ -351,12 +351,12 @@ Bytes from_rank(Draw& draw, std::vector<Operation> const& operations, int rank, 
     Bytes stream;
     for (std::size_t i = 0; i < operations.size(); ++i) {
         Operation const& operation = operations[i];
-        Descriptor const said = operation.said();
-        FrameHeader header = header_of(FrameKind::arrival, i, said.count);
-        header.collective = said.collective;
-        header.dtype = said.dtype;
-        header.op = said.op;
-        header.root = said.root;
+        Descriptor const signature = operation.signature();
+        FrameHeader header = header_of(FrameKind::arrival, i, signature.count);
+        header.collective = signature.collective;
+        header.dtype = signature.dtype;
+        header.op = signature.op;
+        header.root = signature.root;
         append_frame(stream, header, numbers(operation.gives(rank) ? operation.bytes() : 0, 1));
         if (draw.one_in(4)) {
             append_frame(stream, header_of(FrameKind::keep_alive));

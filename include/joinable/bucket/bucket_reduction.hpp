@@ -84,7 +84,7 @@ struct ReductionCount {
     std::string_view label;
     std::uint64_t* value;
 };
-/// What a reduction carries from one round to the next, for a Checkpoint.
+/// The state that a reduction carries from one round to the next, for a Checkpoint.
 struct ReductionState {
     std::vector<ReductionTensor> tensors;
     std::vector<ReductionCount> counts;

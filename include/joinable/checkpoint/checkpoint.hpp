@@ -697,7 +697,7 @@ private:
         }
     }
 
-    /// What the file has for the counts of the model's reduction.
+    /// The file's values of the counts of the model's reduction.
     /// @throws ContractViolation  it is of another reduction, or its buckets are of other parameters.
     [[nodiscard]] std::vector<std::uint64_t> counts_of(
         std::string const& name, detail::TrainingState const& state, detail::SavedModel const& model

@@ -28,7 +28,7 @@ AbortReason failure_of(std::exception_ptr const& error);
 /// The failure that ended the communicator by which ranks meet, from its exception.
 AbortReason reason_of(std::exception_ptr const& error);
 
-/// The reason that ranks are told of a failure in a group of some of them, which numbers them otherwise.
+/// The reason that tells all ranks of a failure in a group of some of them, which numbers its ranks otherwise.
 AbortReason failure_in_group(AbortReason reason);
 
 std::string failure_text(std::vector<int> const& ranks, std::string const& text);

@@ -34,7 +34,7 @@ private:
 
 /// The states of a SplitMix64 generator are apart by this: 2^64 / golden ratio, odd.
 inline constexpr std::uint64_t splitmix_increment = 0x9e37'79b9'7f4a'7c15U;
-/// What it makes of a state; a bijection. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
+/// The output of a state; a bijection. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
 /// 2014, with the constants of Vigna's public domain code.
 [[nodiscard]] constexpr std::uint64_t splitmix(std::uint64_t state) noexcept {
     std::uint64_t bits = (state ^ (state >> 30U)) * 0xbf58'476d'1ce4'e5b9U;

@@ -23,7 +23,7 @@ struct KeywordArgument {
     typename K::value_type value;
 };
 
-/// What an optional holds, which converts its value without a warning. Any other type holds itself.
+/// The type of the value in an optional, which converts it without a warning. Any other type holds itself.
 template <class T>
 struct held_by : std::type_identity<T> {};
 template <class T>

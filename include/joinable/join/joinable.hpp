@@ -115,8 +115,8 @@ private:
 
 namespace detail {
 
-/// What a participant knows of its window, inside a guard and outside. Users clear the gradients of an
-/// incomplete window where an epoch begins, and say so to nobody; so the participant looks.
+/// The window of a participant, inside a guard and outside. Users may clear the gradients of an incomplete
+/// window where an epoch begins. They need not say so, because the participant looks.
 class WindowOf {
 public:
     explicit WindowOf(JoinState& state) noexcept : state_{state} {}

@@ -11,7 +11,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What a rank has of a model besides gradients, for a Checkpoint. Views are valid until the next round.
+/// A rank's part of a model without its gradients, for a Checkpoint. Views are valid until the next round.
 struct SavedModel {
     ParameterList parameters;
     std::vector<AnyView> buffers;  ///< may differ between ranks

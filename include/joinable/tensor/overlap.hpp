@@ -64,7 +64,7 @@ private:
 };
 
 bool is_overlapping(Shape const& extents, Shape const& strides);
-/// What an error text says of such a view, after its name: it cannot be `done_and_remedy`.
+/// The end of an error text about such a view, after its name: it cannot be `done_and_remedy`.
 [[nodiscard]] std::string text_of_overlap(AnyView const& view, std::string_view done_and_remedy);
 
 bool share_memory(AnyView const& a, AnyView const& b);

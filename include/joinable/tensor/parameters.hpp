@@ -52,7 +52,7 @@ public:
     [[nodiscard]] AnyView value() const { return functions_->value(object_); }
     /// Empty if the parameter has no gradient now.
     [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
-    /// What the traits say that the gradient's dtype is. Empty if they do not say it.
+    /// The gradient's dtype, if the traits say it.
     [[nodiscard]] std::optional<DType> declared_grad_dtype() const {
         return functions_->grad_dtype != nullptr ? functions_->grad_dtype(object_)
                                                  : std::optional<DType>{};
@@ -254,7 +254,7 @@ template <class... Ranges>
 
 namespace detail {
 
-/// What a gradient holds: all elements, or those of its rows. Empty if there is none.
+/// The elements that a gradient holds: all of them, or those of its rows. Empty if there is none.
 [[nodiscard]] inline AnyView elements_of_gradient(AnyParameter const& parameter) {
     AnyView const dense = parameter.grad();
     return dense || !parameter.is_sparse() ? dense : parameter.sparse_grad().values;

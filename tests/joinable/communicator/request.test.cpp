@@ -317,26 +317,26 @@ TEST_CASE("a transport with one post() has all collectives, each with and withou
 }
 
 TEST_CASE("a difference of counts is blamed on both ranks in ascending order, or on one alone") {
-    Descriptor const said{Collective::all_to_all, DType::f32, ReduceOp::sum, 0, 0, true};
+    Descriptor const signature{Collective::all_to_all, DType::f32, ReduceOp::sum, 0, 0, true};
     auto const expected = [](int, int) { return 1; };
     auto const blamed = [&](int culprit, int other) {
         auto const sent = [=](int from, int to) { return from == culprit && to == other ? 2 : 1; };
         auto const reason =
-            joinable::detail::find_difference_of_counts(ranks, said, sent, expected);
+            joinable::detail::find_difference_of_counts(ranks, signature, sent, expected);
         REQUIRE(reason);
         return reason->ranks;
     };
     CHECK(blamed(0, 2) == std::vector{0, 2});
     CHECK(blamed(2, 0) == std::vector{0, 2});
     CHECK(blamed(1, 1) == std::vector{1});
-    CHECK(!joinable::detail::find_difference_of_counts(ranks, said, expected, expected));
+    CHECK(!joinable::detail::find_difference_of_counts(ranks, signature, expected, expected));
 }
 
 TEST_CASE("a descriptor is read from its word as it was written, with any root") {
     for (std::size_t dtype = 0; dtype < joinable::dtype_count; ++dtype) {
         for (int const root : {0, 1, joinable::detail::max_ranks - 1, 1'000'000}) {
             for (bool const has_counts : {false, true}) {
-                Descriptor const said{
+                Descriptor const signature{
                     Collective::scaled_all_reduce,
                     static_cast<DType>(dtype),
                     ReduceOp::bit_or,
@@ -344,11 +344,11 @@ TEST_CASE("a descriptor is read from its word as it was written, with any root")
                     7,
                     has_counts
                 };
-                Descriptor const read = Descriptor::of_word(said.word(), 7, has_counts);
-                CHECK(read == said);
+                Descriptor const read = Descriptor::of_word(signature.word(), 7, has_counts);
+                CHECK(read == signature);
                 CHECK(read.count == 7);
-                Descriptor const shared = Descriptor::of_words(said.words());
-                CHECK(shared == said);
+                Descriptor const shared = Descriptor::of_words(signature.words());
+                CHECK(shared == signature);
                 CHECK(shared.count == 7);
                 CHECK(shared.root == root);
             }
@@ -373,8 +373,8 @@ TEST_CASE("ranks compare signatures of any count, with and without tables, and a
     };
     auto const words_of = [](std::vector<Descriptor> const& signatures, std::size_t width) {
         std::vector<std::uint64_t> words;
-        for (Descriptor const& said : signatures) {
-            words.insert(words.end(), {said.words()[0], said.words()[1]});
+        for (Descriptor const& signature : signatures) {
+            words.insert(words.end(), {signature.words()[0], signature.words()[1]});
             words.resize(words.size() + width - 2, words.size()); // others follow
         }
         return words;
@@ -416,8 +416,8 @@ TEST_CASE("ranks compare tables of counts, which a collective keeps") {
             sent[rank] = given;
             words.insert(words.end(), own.begin(), own.end());
         }
-        Descriptor const said{Collective::all_to_all, DType::f32, ReduceOp::sum, 0, 0, true};
-        return joinable::detail::difference_of_tables(said, 2, words);
+        Descriptor const signature{Collective::all_to_all, DType::f32, ReduceOp::sum, 0, 0, true};
+        return joinable::detail::difference_of_tables(signature, 2, words);
     };
     CHECK_FALSE(difference());
     expected[1][0] = 5;

@@ -29,7 +29,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// What PowerSgd keeps of each parameter.
+/// The matrices that PowerSgd keeps for a parameter.
 struct LowRankFactors {
     MatrixSize size;          ///< of rank 0: it travels whole
     DType dtype = DType::f32; ///< of the matrices

@@ -222,7 +222,7 @@ private:
             add_entries<T>(run.part(k), message + at, words, ranks, entries);
             T* const inputs = feedback.inputs<T>(run, k);
             for (std::size_t e = 0; e < entries; ++e, at += words_of_entry<T>) {
-                inputs[own[at]] = 0; // what is sent is not left
+                inputs[own[at]] = 0; // it was sent
             }
         }
         feedback.keep_if_finite<T>(run);

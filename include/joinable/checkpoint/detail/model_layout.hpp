@@ -188,7 +188,7 @@ public:
         }
         return parts;
     }
-    /// What a rank writes of the other tensors; one rank, which `is_source`, those that are the same on all.
+    /// The parts of the other tensors that a rank writes. One rank, which `is_source`, writes those that are the same on all.
     [[nodiscard]] std::vector<TensorPart> own_kept(std::size_t rank, bool is_source) const {
         std::vector<TensorPart> parts;
         for (std::size_t k = 0; k < kept_.size(); ++k) {

@@ -11,7 +11,7 @@
 #include <joinable/join/options.hpp>
 
 /// @file
-/// What a rank checks alone when it enters a guard, and the list that ranks compare.
+/// The checks of a rank alone when it enters a guard, and the list that ranks compare.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -56,7 +56,7 @@ private:
     /// The distinct communicators: the control communicator, then the others in hook order. The
     /// first one serves the roll calls.
     [[nodiscard]] std::vector<ControlCommunicator*> communicators() const;
-    /// What a session needs to know of the participants, in hook order.
+    /// A description of each participant for a session, in hook order.
     [[nodiscard]] std::vector<ParticipantInfo> infos() const;
 
     /// The local checks and the hooks. A failure here fails on all ranks in the entry exchange.

@@ -46,7 +46,7 @@ private:
     [[nodiscard]] std::uint64_t rounds_in_weight(RoundCode const& code) const noexcept {
         return code.syncs ? sync_every_ : 1;
     }
-    /// What `rank` says as its weight in `round`. It has been in all rounds since the last one that synced.
+    /// The weight of `rank` in `round`. The rank has been in all rounds since the last one that synced.
     [[nodiscard]] std::uint64_t weight_in(int rank, std::size_t round) const noexcept {
         bool const is_first_sync = round + 1 == sync_every_;
         return shard(rank).weight * rounds_in_weight(code(round)) +

@@ -62,8 +62,8 @@ private:
     static Fields unpacked(std::uint64_t word) noexcept;
 };
 
-/// What ranks that ran out of inputs since the last round that synced had accumulated before, in rounds
-/// that did not sync. It belongs to the next round that does.
+/// The gradients that ranks had accumulated in rounds that did not sync before they ran out of inputs, since
+/// the last round that synced. They belong to the next round that syncs.
 struct Carry {
     std::uint64_t ranks = 0; ///< the ranks that accumulated anything
     std::uint64_t weight = 0;

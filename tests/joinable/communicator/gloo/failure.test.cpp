@@ -337,8 +337,8 @@ TEST_CASE("an abort of ranks over Gloo ends every wait in a group, also one for 
         Folder const folder;
         std::atomic<pid_t> waiting{0};
         auto const run = [&](int number) {
-            GlooMeeting door{gloo_options(number, 2, folder.file("ranks"))};
-            auto const rank = std::make_shared<GlooRank>(std::move(door), nullptr);
+            GlooMeeting meeting{gloo_options(number, 2, folder.file("ranks"))};
+            auto const rank = std::make_shared<GlooRank>(std::move(meeting), nullptr);
             auto const group = std::make_shared<GlooRank>(rank->split(0, number), rank);
             if (number == 1) { // and does nothing in the group
                 wait_until([&] { return waiting != 0 && is_asleep(waiting); });

@@ -247,8 +247,8 @@ TEST_CASE("a process that is killed while ranks meet is named by the others") {
         });
     }
     processes.start([&] { // knows the hub, and dies before it knows Gloo
-        joinable::detail::GlooMeeting door{gloo_options(2, 3, folder.file("ranks"))};
-        auto const hub = door.attach();
+        joinable::detail::GlooMeeting meeting{gloo_options(2, 3, folder.file("ranks"))};
+        auto const hub = meeting.attach();
         std::raise(SIGKILL);
     });
     CHECK(processes.wait() == 0);

@@ -98,8 +98,8 @@ public:
     }
     /// Whether somebody has computed all of it, though nobody may know.
     [[nodiscard]] bool is_computed(std::uint64_t sequence, std::size_t count) {
-        Descriptor const said = sum_of(count);
-        Cut const cut{Exchange{board_, sequence, said}, sizeof(std::int64_t), size()};
+        Descriptor const signature = sum_of(count);
+        Cut const cut{Exchange{board_, sequence, signature}, sizeof(std::int64_t), size()};
         return chunks_are_done(board_, sequence, cut);
     }
 

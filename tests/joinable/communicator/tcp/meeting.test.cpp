@@ -159,7 +159,7 @@ TEST_CASE("a stranger that is refused and sends on is heard piece by piece, betw
     Socket listener = joinable::detail::listen_at("127.0.0.1", 0);
     Socket const stranger = raw_connection(port_of(listener));
     joinable::detail::HandshakeServer server{std::move(listener), test_job(2), 5s};
-    auto const look = [&] {
+    auto const poll = [&] {
         server.poll(
             [](int rank) { return rank == 0; }, [](int, Socket const&) { FAIL("is none"); }
         );
@@ -169,7 +169,7 @@ TEST_CASE("a stranger that is refused and sends on is heard piece by piece, betw
     send_all(stranger, std::span{hello}.first(12));
     std::vector<std::byte> told(4096);
     wait_until([&] {
-        look();
+        poll();
         return stranger.receive(told).value_or(0) != 0;
     });
     std::vector<pollfd> polled;
@@ -182,10 +182,10 @@ TEST_CASE("a stranger that is refused and sends on is heard piece by piece, betw
     };
     send_all(stranger, std::vector<std::byte>(10'000));
     wait_until([&] { return unread() == 10'000; });
-    look(); // once it read all that came, for ever if that never ended
+    poll(); // once it read all that came, for ever if that never ended
     CHECK(unread() > 0);
     wait_until([&] {
-        look();
+        poll();
         return unread() == 0;
     });
 }

@@ -32,7 +32,7 @@ void require_host_buckets(Comm& comm, std::string_view name) {
     }
 }
 
-/// What a list by parameter has of one, and it gets longer for that.
+/// The element for a parameter. A list that is too short gets longer.
 template <class T>
 [[nodiscard]] T& of_parameter(std::vector<T>& list, std::size_t parameter) {
     if (list.size() <= parameter) {
@@ -75,8 +75,8 @@ private:
     std::vector<std::size_t> begins_; ///< per parameter
 };
 
-/// What a reduction leaves out of this rank's gradients is added to the next ones: the residual, a number for each element,
-/// in the units of the average. Local.
+/// The residuals: a reduction adds to this rank's next gradients the part of the last ones that it left out. A residual has a
+/// number for each element, in the units of the average. Local.
 class Feedback {
 public:
     /// Keeps the residuals of parameters that it has.
@@ -170,7 +170,7 @@ private:
     RunMemory inputs_;
 };
 
-/// What the gradients become if no rank contributed.
+/// The gradients of a round to which no rank contributed.
 inline void write_zeros(Buffer buffer) {
     std::memset(buffer.data, 0, buffer.bytes());
 }

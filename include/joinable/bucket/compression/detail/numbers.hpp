@@ -17,7 +17,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What reductions compute in for elements of a type: f64 for f64, else f32.
+/// The type in which reductions compute with elements of a type: f64 for f64, else f32.
 [[nodiscard]] constexpr DType number_dtype(DType dtype) noexcept {
     return dtype == DType::f64 ? DType::f64 : DType::f32;
 }

@@ -17,8 +17,8 @@
 #endif
 
 /// @file
-/// What thread ranks ask the system for: to sleep until a word changes, even one that other processes
-/// write, and the size of a page. Besides config.hpp, which must not include system headers, this is the
+/// The services that thread ranks ask of the system: to sleep until a word changes, even one that other
+/// processes write, and the size of a page. Besides config.hpp, which must not include system headers, this is the
 /// only header of thread ranks that differs between systems.
 
 namespace joinable { inline namespace v0 { namespace detail {

@@ -65,7 +65,7 @@ private:
     /// The number of elements that rank `from` sends to rank `to`.
     [[nodiscard]] std::size_t share(int from, int to) const noexcept;
 
-    /// What a rank sums in place, if it is not in one place.
+    /// The pieces that a rank sums in place; none if its buffer is in one place.
     [[nodiscard]] BufferPieces pieces_of(int rank) const noexcept;
     /// Up to which element, at most `end`, every rank has the elements from `begin` on in one place.
     [[nodiscard]] std::size_t end_of_pieces(std::size_t begin, std::size_t end) const noexcept;

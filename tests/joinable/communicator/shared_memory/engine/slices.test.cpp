@@ -327,7 +327,7 @@ TEST_CASE("nobody touches an arena any more after a rank has heard that its slic
             std::raise(SIGKILL);
         }
         bool is_lost = false;
-        auto const look = [&] {
+        auto const poll = [&] {
             try {
                 static_cast<void>(work.test());
             } catch (PeerFailed const& error) {
@@ -338,11 +338,11 @@ TEST_CASE("nobody touches an arena any more after a rank has heard that its slic
         };
         wait_until([&] { return comm.is_aborted(); });
         for (int i = 0; i < 100 && !is_lost; ++i) {
-            look();
+            poll();
         }
         gate->is_open = true;
         while (!is_lost) {
-            look();
+            poll();
         }
         wait_until([&] { return is_over->load(); });
         CHECK(values.are([](std::size_t) { return 5.0F; }));

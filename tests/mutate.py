@@ -1400,6 +1400,11 @@ MUTATIONS = [
         "communicator/shared_memory/pieces.test.cpp", "*however each rank*",
     ),
     Mutation(
+        "arenas-of-pieces-are-given-out-again", "communicator/shared_memory/engine/impl/lent_memory.ipp",
+        "room_->keep_arena(board.place_at(pieces[k].at));", "",
+        "communicator/shared_memory/engine/arena.test.cpp", "*in which pieces lie*",
+    ),
+    Mutation(
         "slices-are-of-the-first-piece", "communicator/shared_memory/engine/slices.hpp",
         "OwnPlace const place{is_in_pieces ? -1 : rank, in,",
         "OwnPlace const place{rank, in,",

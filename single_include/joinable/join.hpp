@@ -23266,7 +23266,7 @@ public:
     static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void copy_out(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void give_back(std::uint64_t) noexcept {}
-    static void keep(std::uint64_t) noexcept {}
+    static void keep(std::uint64_t, Board&) noexcept {}
 };
 
 /// For processes. They access buffers in arenas in place, and other buffers through copies in
@@ -23299,7 +23299,7 @@ public:
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
     lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
-    /// Copies the list of pieces, which lie in arenas. Returns false as above.
+    /// Copies the list of pieces, which lie in arenas; the caller makes their addresses places. Returns false as above.
     /// @throws ContractViolation  there will never be room for it. Throws what the Room throws.
     [[nodiscard]] bool lend_pieces(std::uint64_t sequence, BufferPieces const& pieces);
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
@@ -23322,8 +23322,8 @@ public:
     void give_back(std::uint64_t sequence) noexcept;
 
     /// Memory to which other ranks write for a collective is never used again: a rank that was
-    /// stopped in its share of the work may still write there when it goes on.
-    void keep(std::uint64_t sequence) noexcept;
+    /// stopped in its share of the work may still write there when it goes on. Pieces have places of `board`.
+    void keep(std::uint64_t sequence, Board& board) noexcept;
 
 private:
     struct Loan {
@@ -23332,7 +23332,7 @@ private:
         LentAddresses at = {};
         ConstBuffer in = {};    ///< copied to `copies`
         Buffer out = {};        ///< copied back from there
-        std::size_t pieces = 0; ///< `copies` has so many, and their addresses once more
+        std::size_t pieces = 0; ///< `copies` has so many
         bool is_kept = false;
     };
     /// @throws ContractViolation  there will never be so much.
@@ -23408,14 +23408,13 @@ JOINABLE_DEFINITION void StagedMemory::require_room(std::size_t bytes) const {
 JOINABLE_DEFINITION bool
 StagedMemory::lend_pieces(std::uint64_t sequence, BufferPieces const& pieces) {
     std::size_t const of_list = pieces.number * sizeof(BufferPiece);
-    std::size_t const bytes = in_cache_lines(2 * of_list);
+    std::size_t const bytes = in_cache_lines(of_list);
     require_room(bytes);
     std::byte* const list = room_->allocate(bytes);
     if (list == nullptr) {
         return false;
     }
     copy(list, pieces.list, of_list);
-    copy(list + of_list, pieces.list, of_list); // the others change the first to places
     loans_[sequence % loans_.size()] = {list, bytes, {list, list}, {}, {}, pieces.number};
     return true;
 }
@@ -23452,13 +23451,13 @@ JOINABLE_DEFINITION void StagedMemory::give_back(std::uint64_t sequence) noexcep
     loan = {};
 }
 
-JOINABLE_DEFINITION void StagedMemory::keep(std::uint64_t sequence) noexcept {
+JOINABLE_DEFINITION void StagedMemory::keep(std::uint64_t sequence, Board& board) noexcept {
     Loan& loan = loans_[sequence % loans_.size()];
     loan.is_kept = true;
     room_->keep_arena(loan.at.out);
-    auto const* const pieces = reinterpret_cast<BufferPiece const*>(loan.copies) + loan.pieces;
+    auto const* const pieces = reinterpret_cast<BufferPiece const*>(loan.copies);
     for (std::size_t k = 0; k < loan.pieces; ++k) {
-        room_->keep_arena(pieces[k].data());
+        room_->keep_arena(board.place_at(pieces[k].at));
     }
 }
 
@@ -23952,7 +23951,7 @@ void Endpoint<Group, Memory>::throw_lost(std::uint64_t sequence) {
     if (!std::all_of(computing.begin(), computing.end(), [&](int rank) {
             return board_.is_dead(rank);
         })) {
-        memory_.keep(sequence);
+        memory_.keep(sequence, board_);
     }
     throw_reason(pending_of(sequence).signature);
 }

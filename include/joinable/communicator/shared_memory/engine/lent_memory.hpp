@@ -52,7 +52,7 @@ public:
     static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void copy_out(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void give_back(std::uint64_t) noexcept {}
-    static void keep(std::uint64_t) noexcept {}
+    static void keep(std::uint64_t, Board&) noexcept {}
 };
 
 /// For processes. They access buffers in arenas in place, and other buffers through copies in
@@ -85,7 +85,7 @@ public:
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
     lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
-    /// Copies the list of pieces, which lie in arenas. Returns false as above.
+    /// Copies the list of pieces, which lie in arenas; the caller makes their addresses places. Returns false as above.
     /// @throws ContractViolation  there will never be room for it. Throws what the Room throws.
     [[nodiscard]] bool lend_pieces(std::uint64_t sequence, BufferPieces const& pieces);
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
@@ -108,8 +108,8 @@ public:
     void give_back(std::uint64_t sequence) noexcept;
 
     /// Memory to which other ranks write for a collective is never used again: a rank that was
-    /// stopped in its share of the work may still write there when it goes on.
-    void keep(std::uint64_t sequence) noexcept;
+    /// stopped in its share of the work may still write there when it goes on. Pieces have places of `board`.
+    void keep(std::uint64_t sequence, Board& board) noexcept;
 
 private:
     struct Loan {
@@ -118,7 +118,7 @@ private:
         LentAddresses at = {};
         ConstBuffer in = {};    ///< copied to `copies`
         Buffer out = {};        ///< copied back from there
-        std::size_t pieces = 0; ///< `copies` has so many, and their addresses once more
+        std::size_t pieces = 0; ///< `copies` has so many
         bool is_kept = false;
     };
     /// @throws ContractViolation  there will never be so much.

@@ -25,7 +25,9 @@
 #include <support/volume.hpp>
 
 #include <joinable/communicator/make_arena.hpp>
+#include <joinable/communicator/pieces.hpp>
 #include <joinable/communicator/self.hpp>
+#include <joinable/communicator/shared_memory/board/board.hpp>
 #include <joinable/communicator/shared_memory/engine/lent_memory.hpp>
 #include <joinable/communicator/shared_memory/run_threads.hpp>
 
@@ -39,6 +41,9 @@ using joinable::ContractViolation;
 using joinable::DType;
 using joinable::ProcessCommunicator;
 using joinable::ReduceOp;
+using joinable::detail::Board;
+using joinable::detail::BufferPiece;
+using joinable::detail::BufferPieces;
 using joinable::detail::StagedMemory;
 
 static_assert(joinable::AllocatesArena<ProcessCommunicator>);
@@ -256,6 +261,37 @@ TEST_CASE("what lies in an arena is lent as it is, anything else as a copy") {
     CHECK(other.lend(0, partly, {}));
     CHECK(other.lent(0, partly, {}).in == copies);
     CHECK(std::memcmp(copies, straddling.data(), 3) == 0);
+}
+
+TEST_CASE(
+    "arenas in which pieces lie are never given out again where a rank may still write to them"
+) {
+    RankMemory rank;
+    Arena const board_memory{Board::bytes_for(1)};
+    Board& board = Board::create(1, {board_memory.data(), board_memory.bytes()});
+    std::array<Arena, 3> arenas; // of which pieces lie in the last two
+    std::array<BufferPiece, 2> pieces;
+    for (std::size_t k = 0; k < 3; ++k) {
+        arenas[k] = rank.memory.allocate(4096, 64);
+        if (k != 0) {
+            pieces[k - 1] = BufferPiece::of(arenas[k].data() + 64, k * 64);
+        }
+    }
+    BufferPieces const list{pieces.data(), 2, DType::f32};
+    CHECK(rank.memory.lend_pieces(5, list));
+    auto* const lent = static_cast<BufferPiece*>(rank.memory.lent(5, list).out);
+    for (std::size_t k = 0; k < 2; ++k) { // as the endpoint does
+        CHECK(lent[k].data() == pieces[k].data());
+        lent[k].at = board.place_of(lent[k].data());
+    }
+    rank.memory.keep(5, board);
+    rank.memory.give_back(5);
+    std::size_t const first = rank.place_of(arenas[0]);
+    arenas = {};
+    Arena const again = rank.memory.allocate(4096, 64);
+    Arena const behind = rank.memory.allocate(4096, 64);
+    CHECK(rank.place_of(again) == first);
+    CHECK(rank.place_of(behind) == first + std::size_t{3} * 4096);
 }
 
 // ---- collectives --------------------------------------------------------------------------------

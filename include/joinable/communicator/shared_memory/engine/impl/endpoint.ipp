@@ -315,7 +315,7 @@ void Endpoint<Group, Memory>::throw_lost(std::uint64_t sequence) {
     if (!std::all_of(computing.begin(), computing.end(), [&](int rank) {
             return board_.is_dead(rank);
         })) {
-        memory_.keep(sequence);
+        memory_.keep(sequence, board_);
     }
     throw_reason(pending_of(sequence).signature);
 }

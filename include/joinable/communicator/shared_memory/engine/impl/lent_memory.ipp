@@ -52,14 +52,13 @@ JOINABLE_DEFINITION void StagedMemory::require_room(std::size_t bytes) const {
 JOINABLE_DEFINITION bool
 StagedMemory::lend_pieces(std::uint64_t sequence, BufferPieces const& pieces) {
     std::size_t const of_list = pieces.number * sizeof(BufferPiece);
-    std::size_t const bytes = in_cache_lines(2 * of_list);
+    std::size_t const bytes = in_cache_lines(of_list);
     require_room(bytes);
     std::byte* const list = room_->allocate(bytes);
     if (list == nullptr) {
         return false;
     }
     copy(list, pieces.list, of_list);
-    copy(list + of_list, pieces.list, of_list); // the others change the first to places
     loans_[sequence % loans_.size()] = {list, bytes, {list, list}, {}, {}, pieces.number};
     return true;
 }
@@ -96,13 +95,13 @@ JOINABLE_DEFINITION void StagedMemory::give_back(std::uint64_t sequence) noexcep
     loan = {};
 }
 
-JOINABLE_DEFINITION void StagedMemory::keep(std::uint64_t sequence) noexcept {
+JOINABLE_DEFINITION void StagedMemory::keep(std::uint64_t sequence, Board& board) noexcept {
     Loan& loan = loans_[sequence % loans_.size()];
     loan.is_kept = true;
     room_->keep_arena(loan.at.out);
-    auto const* const pieces = reinterpret_cast<BufferPiece const*>(loan.copies) + loan.pieces;
+    auto const* const pieces = reinterpret_cast<BufferPiece const*>(loan.copies);
     for (std::size_t k = 0; k < loan.pieces; ++k) {
-        room_->keep_arena(pieces[k].data());
+        room_->keep_arena(board.place_at(pieces[k].at));
     }
 }
 

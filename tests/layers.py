@@ -18,7 +18,7 @@ A room is a folder; X/detail/ belongs to X. The rules:
   R8  Umbrellas include, and nothing else.
   R9  impl/X.ipp has what X.hpp declares and one source file may compile: X.hpp alone includes it, after
       all that it declares, and JOINABLE_DEFINITION is nowhere else.
-  R10 Prose names the actor: it has none of the turns of BANNED.
+  R10 Prose names the actor: it has none of the turns of BANNED. A docstring of a header does not begin with 'What'.
   R11 The first of PARTS includes none of the others.
   R12 The text of an error is for people: no code compares it, or looks for a part of it. Code asks for a type,
       a kind, ranks, or what else AbortReason has.
@@ -314,6 +314,8 @@ for name, text in headers.items():
             errors.append(f"R7 {name}: an object at namespace scope, which each file would emit: {plain}")
     for line in re.findall(r"(?m)^\s*(?:static inline|inline static) (?!constexpr)(?!\w[^;=]*\().*$", code):
         errors.append(f"R7 {name}: a static member, which each file would emit: {line.strip()}")
+    for line in re.findall(r"(?m)^\s*/// What .*$", text):
+        errors.append(f"R10 {name}: a docstring begins with the thing that it describes: {line.strip()}")
     if not is_inner:
         public = re.sub(r"namespace detail \{.*?\} // namespace detail", "", text, flags=re.S)
         lines = public.split("\n")

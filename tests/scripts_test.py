@@ -229,8 +229,14 @@ class Layers(Copy):
                 "'// Of the': begin with the subject",
             ),
         )
-        self.add("tensor/shape.hpp", "// Ranks meet. Who comes last copies.\n// Who are they?\n")
-        self.fails(self.script, saying="'. Who comes': name the rank, the thread or the caller")
+        self.add("tensor/shape.hpp", "// Ranks meet. Who comes last copies.\n// Who are they?\n/// What a shape has.\n")
+        self.fails(
+            self.script,
+            saying=(
+                "'. Who comes': name the rank, the thread or the caller",
+                "R10 tensor/shape.hpp: a docstring begins with the thing that it describes: /// What a shape has.",
+            ),
+        )
 
     def test_a_folder_more_at_the_top_level_fails(self):
         (self.root / "docs").mkdir()

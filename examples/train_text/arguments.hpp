@@ -197,6 +197,12 @@ inline void add_training_options(CLI::App& app, Options& options) {
             "same numbers. Default: none."
         )
         .transform(one_of(shardings));
+    app.add_flag(
+           "--plan",
+           options.only_plans,
+           "Print the bytes that a rank needs with each --sharding, and exit."
+    )
+        ->group("Training");
     std::map<std::string, Reduction> const reductions{
         {"all-reduce", Reduction::all_reduce},
         {"fp16", Reduction::fp16},
@@ -287,7 +293,7 @@ inline Options parse(CLI::App& app, int argc, char** argv, std::string const& re
     app.name("train_text");
     app.description("Trains a small language model on ranks that have different amounts of text.");
     app.footer(
-        "Exit status: 0 when the model is trained; 1 when a rank left or failed, or ranks hold\n"
+        "Exit status: 0 when the model is trained, or planned; 1 when a rank left or failed, or ranks hold\n"
         "different numbers; 2 when arguments are wrong or no text can be read; 3 when there is no\n"
         "GPU for --device cuda."
     );
@@ -316,6 +322,13 @@ inline Options parse(CLI::App& app, int argc, char** argv, std::string const& re
                             options.device == Where::host;
     if (options.reduction != Reduction::all_reduce && !can_choose) {
         throw CLI::ValidationError{"--reduction", "needs sgd, --sharding none and --device host"};
+    }
+    bool const can_plan = !options.is_launched() && options.device == Where::host &&
+                          options.reduction == Reduction::all_reduce;
+    if (options.only_plans && !can_plan) {
+        throw CLI::ValidationError{
+            "--plan", "needs thread or process ranks, --device host and --reduction all-reduce"
+        };
     }
     for (auto const& [option, reduction, name] :
          {std::tuple{"--density", Reduction::topk, "topk"},

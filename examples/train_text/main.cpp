@@ -21,6 +21,7 @@
 #include "launch.hpp"
 #include "on_cuda.hpp"
 #include "options.hpp"
+#include "plan.hpp"
 #include "report.hpp"
 #include "train.hpp"
 
@@ -139,6 +140,10 @@ int train_and_report(Options const& options, TrainRanks const& train, int rank) 
 }
 
 int run(Options const& options) {
+    if (options.only_plans) {
+        print_plan(options);
+        return 0;
+    }
     if (options.is_launched() && options.device == Where::cuda) {
         throw InputError{"--device cuda needs --communicator thread or process"};
     }

@@ -55,6 +55,7 @@ struct Options {
     std::uint64_t seed = 1;
     Rule rule = Rule::sgd;
     Sharding sharding = Sharding::none;
+    bool only_plans = false; ///< the memory of a rank
     Reduction reduction = Reduction::all_reduce;
     double density = 0.1;    ///< of TopK
     std::size_t vectors = 2; ///< of each matrix, for PowerSgd

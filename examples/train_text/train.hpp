@@ -352,6 +352,15 @@ inline std::uint64_t digest_of(joinable::OptimizerState<ChosenRule> const& state
     return hash_of(bytes);
 }
 
+inline joinable::Sharding sharding_of(Sharding sharding) {
+    switch (sharding) {
+    case Sharding::optimizer: return joinable::Sharding::optimizer;
+    case Sharding::gradients: return joinable::Sharding::gradients;
+    case Sharding::parameters: return joinable::Sharding::parameters;
+    default: return joinable::Sharding::none;
+    }
+}
+
 /// Trains with a rule of joinable; each rank has a part of its state, or with Sharding::none all.
 template <class Comm, class Hosts, class Model>
 Findings
@@ -363,10 +372,7 @@ train_sharded(Comm& comm, Hosts& hosts, Model& model, ChosenRule const& rule, Jo
         model.parameters(),
         rule,
         joinable::ShardedOptions{
-            .sharding = sharding == Sharding::parameters  ? joinable::Sharding::parameters
-                        : sharding == Sharding::gradients ? joinable::Sharding::gradients
-                        : sharding == Sharding::optimizer ? joinable::Sharding::optimizer
-                                                          : joinable::Sharding::none,
+            .sharding = sharding_of(sharding),
             .bucket_cap_bytes = job.options.bucket_bytes,
             .sync_at_end = false,
         }

@@ -2,6 +2,7 @@
 #include "../../examples/train_text/model.hpp"
 
 #include "../../examples/train_text/host_ranks.hpp"
+#include "../../examples/train_text/plan.hpp"
 #include "../../examples/train_text/train.hpp"
 
 #include <algorithm>
@@ -223,6 +224,39 @@ TEST_CASE(
                 CHECK(value_bytes == copies * whole[0].value_bytes);
                 CHECK(sharded[0].bits_after < sharded[0].bits_before);
             }
+        }
+    }
+}
+
+TEST_CASE("ranks have together what was planned for each before, and the planned values") {
+    using namespace train_text;
+    constexpr std::size_t elements = 256 * 8 + 48 * 32 + 32 + 32 * 256 + 256;
+    for (int const ranks : joinable_tests::groups_of_participants({1, 2, 3, 4, 8})) {
+        std::vector<Text> const texts = uneven_texts(ranks);
+        for (Sharding const sharding :
+             {Sharding::none, Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
+            Options options;
+            options.ranks = ranks;
+            options.epochs = 1;
+            options.sharding = sharding;
+            options.rule = ranks % 2 == 0 ? train_text::Rule::sgd : train_text::Rule::adam;
+            options.momentum = sharding == Sharding::none ? 0.0F : 0.9F;
+            std::size_t const states = options.rule == train_text::Rule::sgd ? 4 : 8;
+            auto const count = static_cast<std::size_t>(ranks);
+            std::size_t const part = (elements + count - 1) / count;
+            joinable::ZeroMemory const plan = planned(options, sharding);
+            CHECK(plan.state == states * (sharding == Sharding::none ? elements : part));
+            CHECK(plan.values == 4 * (sharding == Sharding::parameters ? part : elements));
+            std::size_t state = 0;
+            std::size_t values = 0;
+            for (Findings const& found : train_ranks(options, texts, text)) {
+                state += found.state_bytes;
+                values += found.value_bytes;
+            }
+            CHECK(plan.state * count >= state);
+            CHECK(plan.state * count < state + states * count); // rounded up
+            CHECK(plan.values * count >= values);
+            CHECK(plan.values * count < values + 4 * count);
         }
     }
 }

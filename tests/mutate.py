@@ -243,6 +243,36 @@ MUTATIONS = [
         "return is_bytes(b) ? DType::u8 : Traits::dtype(b.tensor);", "return Traits::dtype(b.tensor);",
         "interop/torch.test.cpp", "buffers of complex*",
     ),
+    Mutation(
+        "ignored-parameters-are-averaged", "interop/torch.hpp",
+        "tensor.defined() && !is_named(item.key(), ignore) &&", "tensor.defined() &&",
+        "interop/torch_module.test.cpp", "what options.ignore names*",
+    ),
+    Mutation(
+        "names-to-ignore-may-name-nothing", "interop/torch.hpp",
+        "        if (!is_found) {", "        if (false && !is_found) {",
+        "interop/torch_module.test.cpp", "a name of nothing*",
+    ),
+    Mutation(
+        "ranks-may-ignore-different-names", "participant/detail/impl/model_checks.ipp",
+        '    list.add("ignore", options.ignore);\n', "",
+        "interop/torch_module.test.cpp", "ranks that ignore different names*",
+    ),
+    Mutation(
+        "half-of-a-tied-parameter-is-ignored", "interop/torch.hpp",
+        "if (!is_new && is_ignored !=", "if (false && is_ignored !=",
+        "interop/torch_module.test.cpp", "a tied parameter is ignored*",
+    ),
+    Mutation(
+        "names-to-ignore-of-a-list-are-forgotten", "participant/data_parallel.hpp",
+        "if (!options.ignore.empty()) {", "if (false) {",
+        "participant/agreement.test.cpp", "names to ignore are refused*",
+    ),
+    Mutation(
+        "a-star-takes-one-letter", "interop/detail/names.hpp",
+        "n = ++taken;", "return false;",
+        "interop/names.test.cpp", "a star of a pattern*",
+    ),
     # -- the bits of a reduction --------------------------------------------------------------------
     Mutation(
         "a-nan-is-lost-in-a-min-or-max", "reduction/lanes.hpp",
@@ -3076,7 +3106,7 @@ class Workshop:
             objects = [] if "\nint main(" in text else [self.main]
             objects += self.fakes() if re.search("<support/(fake_|nccl_)", text) else []
             libraries = [f"-l{name}" for name in ("rapidcheck", "gloo") if f"{name}.h" in text]
-            libraries += ["-ltorch", "-ltorch_cpu", "-lc10"] if test == "interop/torch.test.cpp" else []
+            libraries += ["-ltorch", "-ltorch_cpu", "-lc10"] if test.startswith("interop/torch") else []
             self.compile([source, *objects, "-pthread", *libraries, "-o", program], first)
             return [why_it_fails(program, cases).replace(f"{self.folder}/", "") for cases in filters]
 

@@ -15511,6 +15511,10 @@ struct DataParallelOptions {
     /// compare once more. Costs one sum of six words, and one pass over all values; a device copies
     /// them to the host first. 0: never.
     std::size_t verify_replicas = 0;
+    /// Parameters and buffers that each rank keeps for itself, by their names in a module, where `*`
+    /// stands for any letters or none. They are neither averaged nor sent. For
+    /// joinable::torch::DistributedDataParallel alone: others take the list of what they average.
+    std::vector<std::string> ignore = {};
 };
 
 namespace detail {
@@ -15915,6 +15919,7 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("verify_ready", options.verify_ready);
     list.add("shares_values", options.shares_values);
     list.add("verify_replicas", options.verify_replicas);
+    list.add("ignore", options.ignore);
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {
@@ -17387,6 +17392,7 @@ public:
     )
         : DistributedDataParallel{
               std::function<ParameterList()>{[&] {
+                  require_no_names(options);
                   return joinable::parameters(std::forward<Parameters>(parameters));
               }},
               comm,
@@ -17586,8 +17592,8 @@ public:
         }
     }
 
-private:
-    /// All types of parameters share this constructor. `list_parameters` may throw.
+protected:
+    /// All types of parameters share this constructor. `list_parameters` may throw; the other ranks learn of it.
     DistributedDataParallel(
         std::function<ParameterList()> const& list_parameters,
         Comm& comm,
@@ -17645,6 +17651,16 @@ private:
         }
     }
 
+private:
+    static void require_no_names(DataParallelOptions const& options) {
+        if (!options.ignore.empty()) {
+            throw ContractViolation{
+                "DataParallelOptions::ignore names tensors of a module, which only "
+                "joinable::torch::DistributedDataParallel has; list the parameters and buffers that are averaged and sent, "
+                "without the others"
+            };
+        }
+    }
     static void check_options(DataParallelOptions const& options) {
         char const* const why =
             !leaves_gradients_local() ? nullptr

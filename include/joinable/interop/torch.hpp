@@ -13,6 +13,7 @@
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -32,7 +33,9 @@
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/timeline.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
+#include <joinable/interop/detail/names.hpp>
 #include <joinable/interop/torch_tensor.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/result.hpp>
@@ -453,19 +456,99 @@ bool append_outputs(T const& value, std::vector<at::Tensor>& outputs) {
     }
 }
 
-/// The tensors of a module by name, each once.
+/// The tensors of a module by name, each once, without those that `ignore` names.
 template <class Items>
-std::vector<NamedTorchTensor>
-distinct_tensors(Items const& items, std::shared_ptr<TorchViews> const& views = {}) {
+std::vector<NamedTorchTensor> distinct_tensors(
+    Items const& items,
+    std::vector<std::string> const& ignore = {},
+    std::shared_ptr<TorchViews> const& views = {}
+) {
     std::vector<NamedTorchTensor> tensors;
     std::unordered_set<void const*> seen;
     for (auto const& item : items) {
         at::Tensor const& tensor = item.value();
-        if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) {
+        if (tensor.defined() && !is_named(item.key(), ignore) &&
+            seen.insert(tensor.unsafeGetTensorImpl()).second) {
             tensors.push_back({item.key(), tensor, views});
         }
     }
     return tensors;
+}
+
+/// Throws ContractViolation if one of `patterns` is the name of no tensor.
+inline void require_found(
+    std::string_view option,
+    std::vector<std::string> const& patterns,
+    std::vector<std::string> const& names,
+    std::string_view kind
+) {
+    for (std::string const& pattern : patterns) {
+        bool const is_found = std::any_of(names.begin(), names.end(), [&](std::string const& name) {
+            return is_named(name, std::string_view{pattern});
+        });
+        if (!is_found) {
+            std::string const near = near_names(pattern, names);
+            throw ContractViolation{concat(
+                "DataParallelOptions::",
+                option,
+                " has \"",
+                pattern,
+                "\", which is the name of no ",
+                kind,
+                " of the module",
+                near.empty() ? ", which has none" : "; near names are " + near
+            )};
+        }
+    }
+}
+template <class Items>
+void append_names(Items const& items, std::vector<std::string>& names) {
+    for (auto const& item : items) {
+        names.push_back(item.key());
+    }
+}
+/// Throws ContractViolation if a tensor has a name that is ignored and another one that is not.
+template <class Items>
+void require_no_half_ignored(Items const& items, std::vector<std::string> const& ignore) {
+    std::unordered_map<void const*, std::string> names;
+    for (auto const& item : items) {
+        if (!item.value().defined()) {
+            continue;
+        }
+        auto const [first, is_new] =
+            names.try_emplace(item.value().unsafeGetTensorImpl(), item.key());
+        bool const is_ignored = is_named(item.key(), ignore);
+        if (!is_new && is_ignored != is_named(first->second, ignore)) {
+            throw ContractViolation{concat(
+                "DataParallelOptions::ignore names \"",
+                is_ignored ? item.key() : first->second,
+                "\", but not \"",
+                is_ignored ? first->second : item.key(),
+                "\", which is the same tensor; name both, or neither"
+            )};
+        }
+    }
+}
+/// Throws ContractViolation if the names in `options` do not fit the module.
+template <class Module>
+void check_names(Module& module, DataParallelOptions const& options) {
+    auto const parameters = module.named_parameters();
+    auto const buffers = module.named_buffers();
+    std::vector<std::string> names;
+    append_names(parameters, names);
+    append_names(buffers, names);
+    require_found("ignore", options.ignore, names, "parameter or buffer");
+    require_no_half_ignored(parameters, options.ignore);
+    require_no_half_ignored(buffers, options.ignore);
+}
+
+template <class Module>
+BufferList buffers_of(Module& module, std::vector<std::string> const& ignore = {}) {
+    std::vector<TorchBuffer> tensors;
+    for (NamedTorchTensor const& buffer : distinct_tensors(module.named_buffers(), ignore)) {
+        tensors.push_back({buffer.tensor});
+    }
+    return joinable::buffers(std::move(tensors));
 }
 
 template <class Optimizer>
@@ -491,12 +574,7 @@ ParameterList parameters(Module&& module) {
 
 template <class Module>
 BufferList buffers(Module&& module) {
-    std::vector<detail::TorchBuffer> tensors;
-    for (detail::NamedTorchTensor const& buffer :
-         detail::distinct_tensors(detail::torch_module_of(module).named_buffers())) {
-        tensors.push_back({buffer.tensor});
-    }
-    return joinable::buffers(std::move(tensors));
+    return detail::buffers_of(detail::torch_module_of(module));
 }
 
 /// joinable::DistributedDataParallel of a torch::nn::Module. Autograd tells it when a gradient is
@@ -513,6 +591,8 @@ BufferList buffers(Module&& module) {
 /// | parameters that the outputs do not use | with DataParallelOptions::find_unused, read off their graph      |
 /// | gradient penalties, autograd::grad()   | nothing is averaged until a backward pass adds to gradients      |
 /// | buffers of any type                    | take rank 0's; those without a DType (complex, kShort) as bytes  |
+/// | _set_params_and_buffers_to_ignore_for_ | DataParallelOptions::ignore: each rank keeps its own values and  |
+/// | model(model, names)                    | gradients of these names                                         |
 /// | activation checkpointing               | passes within the backward pass add to gradients; without        |
 /// |                                        | find_unused, whose graph does not have what is computed again    |
 /// | two forward passes, one backward pass  | refused, like a backward pass without a forward() of this class  |
@@ -524,7 +604,9 @@ class DistributedDataParallel : public joinable::DistributedDataParallel<Comm, R
 public:
     /// Collective. `module` is a module, a holder (`torch::nn::Sequential`) or a shared pointer. A
     /// module itself must outlive this object. Parameters and buffers take rank 0's values.
-    /// @throws what joinable::DistributedDataParallel throws.
+    /// @throws what joinable::DistributedDataParallel throws; ContractViolation also if a name in
+    ///         DataParallelOptions::ignore is the name of nothing in the module, or of a tensor that
+    ///         has another name, which is not ignored.
     template <class Holder>
     DistributedDataParallel(
         Comm& comm,
@@ -634,11 +716,12 @@ public:
         for (detail::NamedTorchTensor const& parameter : parameters_) {
             listed.insert(parameter.tensor.unsafeGetTensorImpl());
         }
-        for (auto const& [name, tensor, views] :
-             detail::distinct_tensors(module_.named_parameters())) {
+        for (detail::NamedTorchTensor const& parameter :
+             detail::distinct_tensors(module_.named_parameters(), this->options().ignore)) {
+            at::Tensor const& tensor = parameter.tensor;
             if (tensor.requires_grad() && !listed.contains(tensor.unsafeGetTensorImpl())) {
                 throw ContractViolation{
-                    "parameter " + name +
+                    "parameter " + parameter.name +
                     " came into the module after the DistributedDataParallel was made, so it would not be "
                     "averaged; make the DistributedDataParallel after the module has all its layers"
                 };
@@ -655,9 +738,17 @@ private:
         Reduction reduction,
         std::shared_ptr<detail::TorchViews> views
     )
-        : Base{comm, joinable::parameters(detail::distinct_tensors(detail::torch_module_of(module).named_parameters(), views)), torch::buffers(module), options, std::move(reduction)},
+        : Base{std::function<ParameterList()>{[&] {
+                   Module& named = detail::torch_module_of(module);
+                   detail::check_names(named, options);
+                   return joinable::parameters(detail::distinct_tensors(
+                       named.named_parameters(), options.ignore, views
+                   ));
+               }},
+               comm, detail::buffers_of(detail::torch_module_of(module), options.ignore), options,
+               std::move(reduction)},
           module_{detail::torch_module_of(module)},
-          parameters_{detail::distinct_tensors(module_.named_parameters())},
+          parameters_{detail::distinct_tensors(module_.named_parameters(), options.ignore)},
           views_{std::move(views)}, finds_unused_{options.find_unused} {
         if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
             keep_ = module.ptr();

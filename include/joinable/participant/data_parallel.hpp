@@ -103,6 +103,7 @@ public:
     )
         : DistributedDataParallel{
               std::function<ParameterList()>{[&] {
+                  require_no_names(options);
                   return joinable::parameters(std::forward<Parameters>(parameters));
               }},
               comm,
@@ -302,8 +303,8 @@ public:
         }
     }
 
-private:
-    /// All types of parameters share this constructor. `list_parameters` may throw.
+protected:
+    /// All types of parameters share this constructor. `list_parameters` may throw; the other ranks learn of it.
     DistributedDataParallel(
         std::function<ParameterList()> const& list_parameters,
         Comm& comm,
@@ -361,6 +362,16 @@ private:
         }
     }
 
+private:
+    static void require_no_names(DataParallelOptions const& options) {
+        if (!options.ignore.empty()) {
+            throw ContractViolation{
+                "DataParallelOptions::ignore names tensors of a module, which only "
+                "joinable::torch::DistributedDataParallel has; list the parameters and buffers that are averaged and sent, "
+                "without the others"
+            };
+        }
+    }
     static void check_options(DataParallelOptions const& options) {
         char const* const why =
             !leaves_gradients_local() ? nullptr

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <joinable/bucket/options.hpp>
@@ -65,6 +66,10 @@ struct DataParallelOptions {
     /// compare once more. Costs one sum of six words, and one pass over all values; a device copies
     /// them to the host first. 0: never.
     std::size_t verify_replicas = 0;
+    /// Parameters and buffers that each rank keeps for itself, by their names in a module, where `*`
+    /// stands for any letters or none. They are neither averaged nor sent. For
+    /// joinable::torch::DistributedDataParallel alone: others take the list of what they average.
+    std::vector<std::string> ignore = {};
 };
 
 namespace detail {

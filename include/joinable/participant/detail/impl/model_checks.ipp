@@ -41,6 +41,7 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("verify_ready", options.verify_ready);
     list.add("shares_values", options.shares_values);
     list.add("verify_replicas", options.verify_replicas);
+    list.add("ignore", options.ignore);
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {

@@ -265,8 +265,31 @@ MUTATIONS = [
     ),
     Mutation(
         "names-to-ignore-of-a-list-are-forgotten", "participant/data_parallel.hpp",
-        "if (!options.ignore.empty()) {", "if (false) {",
-        "participant/agreement.test.cpp", "names to ignore are refused*",
+        "if (!options.ignore.empty() || !options.sparse.empty()) {", "if (false) {",
+        "participant/agreement.test.cpp", "names of tensors are refused*",
+    ),
+    Mutation(
+        "embeddings-are-not-found-in-modules", "interop/torch.hpp",
+        "if (embedding != nullptr && embedding->options.sparse()) {", "if (false) {",
+        "interop/torch_module.test.cpp", "an embedding on its own*,a sparse gradient is the mean*",
+    ),
+    Mutation(
+        "rows-of-a-module-lie-in-the-memory-of-the-reducer", "interop/torch.hpp",
+        """                .make_tensor()
+                .clone();
+        };""", """                .make_tensor();
+        };""",
+        "interop/torch_module.test.cpp", "sparse gradients of embeddings have the bits*",
+    ),
+    Mutation(
+        "rows-of-a-module-are-not-coalesced", "interop/torch.hpp",
+        "._coalesced_(true);", "._coalesced_(false);",
+        "interop/torch_module.test.cpp", "sparse gradients of embeddings have the bits*",
+    ),
+    Mutation(
+        "names-of-sparse-parameters-are-forgotten", "interop/torch.hpp",
+        "if (is_named(item.key(), names)) {", "if (false && is_named(item.key(), names)) {",
+        "interop/torch_module.test.cpp", "a parameter that is no embedding is named*",
     ),
     Mutation(
         "a-star-takes-one-letter", "interop/detail/names.hpp",

@@ -7929,7 +7929,7 @@ JOINABLE_DEFINITION void SparseGradients::require_no_dense(std::size_t i) const 
         throw ContractViolation{concat(
             describe(i),
             " has a dense gradient, but its gradients were sparse when the model was made; give it rows, or let "
-            "is_sparse return false"
+            "is_sparse return false (an embedding of libtorch: sparse(false))"
         )};
     }
 }
@@ -8434,7 +8434,7 @@ public:
             throw ContractViolation{concat(
                 describe(i),
                 " has a sparse gradient, but its gradients were dense when the model was made; let is_sparse "
-                "return true, or give it a dense one"
+                "return true (a module: name it in DataParallelOptions::sparse), or give it a dense one"
             )};
         }
         if (!sends_) {
@@ -15515,6 +15515,10 @@ struct DataParallelOptions {
     /// stands for any letters or none. They are neither averaged nor sent. For
     /// joinable::torch::DistributedDataParallel alone: others take the list of what they average.
     std::vector<std::string> ignore = {};
+    /// Parameters of a module whose gradients are sparse, by their names as in `ignore`, beside the
+    /// weights of Embedding and EmbeddingBag with sparse(true), which are found. They travel as the
+    /// rows that ranks have. Others say so by parameter_traits::is_sparse.
+    std::vector<std::string> sparse = {};
 };
 
 namespace detail {
@@ -15920,6 +15924,7 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("shares_values", options.shares_values);
     list.add("verify_replicas", options.verify_replicas);
     list.add("ignore", options.ignore);
+    list.add("sparse", options.sparse);
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {
@@ -17653,11 +17658,11 @@ protected:
 
 private:
     static void require_no_names(DataParallelOptions const& options) {
-        if (!options.ignore.empty()) {
+        if (!options.ignore.empty() || !options.sparse.empty()) {
             throw ContractViolation{
-                "DataParallelOptions::ignore names tensors of a module, which only "
+                "DataParallelOptions::ignore and sparse name tensors of a module, which only "
                 "joinable::torch::DistributedDataParallel has; list the parameters and buffers that are averaged and sent, "
-                "without the others"
+                "without the others, and let parameter_traits::is_sparse tell which gradients are rows"
             };
         }
     }

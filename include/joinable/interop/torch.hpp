@@ -20,6 +20,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -29,6 +31,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket.hpp>
@@ -43,7 +47,9 @@
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/options.hpp>
 #include <joinable/participant/step.hpp>
+#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
+#include <joinable/tensor/sparse_rows.hpp>
 #include <joinable/tensor/tensor_list.hpp>
 
 /// @file
@@ -111,6 +117,8 @@ struct NamedTorchTensor {
     std::string name;
     at::Tensor tensor;                      ///< shares the module's memory
     std::shared_ptr<TorchViews> views = {}; ///< where its gradient is noted, if it is
+    bool is_sparse = false;                 ///< its gradient is rows
+    at::Tensor indices = {}, values = {};   ///< of the rows that were read last
 };
 /// A buffer of a module. One whose elements have no DType, such as complex ones, is its bytes: a
 /// buffer is only copied.
@@ -128,7 +136,10 @@ struct parameter_traits<detail::NamedTorchTensor> {
     static constexpr bool is_handle = true;
 
     static at::Tensor* value(detail::NamedTorchTensor& p) noexcept { return &p.tensor; }
-    static at::Tensor* grad(detail::NamedTorchTensor& p) { return Tensor::grad(p.tensor); }
+    static at::Tensor* grad(detail::NamedTorchTensor& p) {
+        at::Tensor* const gradient = Tensor::grad(p.tensor);
+        return gradient != nullptr && gradient->layout() == c10::kSparse ? nullptr : gradient;
+    }
     static bool requires_grad(detail::NamedTorchTensor const& p) {
         return p.tensor.requires_grad();
     }
@@ -140,6 +151,47 @@ struct parameter_traits<detail::NamedTorchTensor> {
         }
     }
     static void release_grad(detail::NamedTorchTensor& p) { Tensor::release_grad(p.tensor); }
+
+    static bool is_sparse(detail::NamedTorchTensor const& p) noexcept { return p.is_sparse; }
+    static SparseRows sparse_grad(detail::NamedTorchTensor& p) {
+        at::Tensor const* const gradient = Tensor::grad(p.tensor);
+        if (gradient == nullptr || gradient->layout() != c10::kSparse) {
+            return {};
+        }
+        if (gradient->sparse_dim() != 1) {
+            throw ContractViolation{detail::concat(
+                "the sparse gradient of ",
+                p.name,
+                " has ",
+                gradient->sparse_dim(),
+                " sparse dimensions; give it rows, which have one"
+            )};
+        }
+        p.indices = gradient->_indices().select(0, 0).contiguous();
+        p.values = gradient->_values();
+        return {AnyView{p.indices}, AnyView{p.values}};
+    }
+    /// The gradient has memory of its own, which optimizers may write, and is coalesced.
+    static void set_sparse_grad(detail::NamedTorchTensor& p, SparseRows const& rows) {
+        auto const copy = [](AnyView const& view, at::TensorOptions const& options) {
+            std::vector<std::int64_t> const extents{view.extents().begin(), view.extents().end()};
+            return at::for_blob(view.data(), extents)
+                .options(options)
+                .target_device(options.device())
+                .make_tensor()
+                .clone();
+        };
+        p.indices.reset();
+        p.values.reset();
+        at::TensorOptions const options = p.tensor.options().requires_grad(false);
+        p.tensor.mutable_grad() = at::_sparse_coo_tensor_unsafe(
+                                      copy(rows.indices, options.dtype(at::kLong)).unsqueeze(0),
+                                      copy(rows.values, options),
+                                      p.tensor.sizes(),
+                                      options.layout(c10::kSparse)
+        )
+                                      ._coalesced_(true);
+    }
 };
 
 template <>
@@ -475,6 +527,47 @@ std::vector<NamedTorchTensor> distinct_tensors(
     return tensors;
 }
 
+/// The weights of Embedding and EmbeddingBag whose gradients are rows.
+class TorchSparseWeights {
+public:
+    template <class Module>
+    TorchSparseWeights(Module& module, std::vector<std::string> const& names) {
+        if constexpr (std::derived_from<Module, ::torch::nn::Module>) {
+            look_at(module);
+            for (auto const& part : module.modules(false)) {
+                look_at(*part);
+            }
+        }
+        for (auto const& item : module.named_parameters()) {
+            if (is_named(item.key(), names)) {
+                weights_.insert(item.value().unsafeGetTensorImpl());
+            }
+        }
+    }
+    /// Notes which of these tensors have such gradients.
+    std::vector<NamedTorchTensor> mark(std::vector<NamedTorchTensor> tensors) const {
+        for (NamedTorchTensor& one : tensors) {
+            one.is_sparse = weights_.contains(one.tensor.unsafeGetTensorImpl());
+        }
+        return tensors;
+    }
+
+private:
+    void look_at(::torch::nn::Module const& module) {
+        look_at_one<::torch::nn::EmbeddingImpl>(module);
+        look_at_one<::torch::nn::EmbeddingBagImpl>(module);
+    }
+    template <class Embedding>
+    void look_at_one(::torch::nn::Module const& module) {
+        auto const* const embedding = dynamic_cast<Embedding const*>(&module);
+        if (embedding != nullptr && embedding->options.sparse()) {
+            weights_.insert(embedding->weight.unsafeGetTensorImpl());
+        }
+    }
+
+    std::unordered_set<void const*> weights_;
+};
+
 /// Throws ContractViolation if one of `patterns` is the name of no tensor.
 inline void require_found(
     std::string_view option,
@@ -536,6 +629,7 @@ void check_names(Module& module, DataParallelOptions const& options) {
     auto const buffers = module.named_buffers();
     std::vector<std::string> names;
     append_names(parameters, names);
+    require_found("sparse", options.sparse, names, "parameter");
     append_names(buffers, names);
     require_found("ignore", options.ignore, names, "parameter or buffer");
     require_no_half_ignored(parameters, options.ignore);
@@ -567,9 +661,10 @@ namespace joinable { inline namespace v0 { namespace torch {
 
 template <class Module>
 ParameterList parameters(Module&& module) {
-    return joinable::parameters(
-        detail::distinct_tensors(detail::torch_module_of(module).named_parameters())
-    );
+    auto& named = detail::torch_module_of(module);
+    return joinable::parameters(detail::TorchSparseWeights{
+        named, {}
+    }.mark(detail::distinct_tensors(named.named_parameters())));
 }
 
 template <class Module>
@@ -591,6 +686,9 @@ BufferList buffers(Module&& module) {
 /// | parameters that the outputs do not use | with DataParallelOptions::find_unused, read off their graph      |
 /// | gradient penalties, autograd::grad()   | nothing is averaged until a backward pass adds to gradients      |
 /// | buffers of any type                    | take rank 0's; those without a DType (complex, kShort) as bytes  |
+/// | Embedding, EmbeddingBag, sparse(true)  | send the rows that they have; p.grad() is then the sum of all    |
+/// |                                        | ranks' rows, coalesced, in memory of its own. Others whose       |
+/// |                                        | gradients are sparse are named in DataParallelOptions::sparse    |
 /// | _set_params_and_buffers_to_ignore_for_ | DataParallelOptions::ignore: each rank keeps its own values and  |
 /// | model(model, names)                    | gradients of these names                                         |
 /// | activation checkpointing               | passes within the backward pass add to gradients; without        |
@@ -605,8 +703,8 @@ public:
     /// Collective. `module` is a module, a holder (`torch::nn::Sequential`) or a shared pointer. A
     /// module itself must outlive this object. Parameters and buffers take rank 0's values.
     /// @throws what joinable::DistributedDataParallel throws; ContractViolation also if a name in
-    ///         DataParallelOptions::ignore is the name of nothing in the module, or of a tensor that
-    ///         has another name, which is not ignored.
+    ///         DataParallelOptions::ignore or sparse is the name of nothing in the module, or one to
+    ///         ignore is that of a tensor that has another name, which is not ignored.
     template <class Holder>
     DistributedDataParallel(
         Comm& comm,
@@ -741,9 +839,13 @@ private:
         : Base{std::function<ParameterList()>{[&] {
                    Module& named = detail::torch_module_of(module);
                    detail::check_names(named, options);
-                   return joinable::parameters(detail::distinct_tensors(
-                       named.named_parameters(), options.ignore, views
-                   ));
+                   return joinable::parameters(
+                       detail::TorchSparseWeights{named, options.sparse}.mark(
+                           detail::distinct_tensors(
+                               named.named_parameters(), options.ignore, views
+                           )
+                       )
+                   );
                }},
                comm, detail::buffers_of(detail::torch_module_of(module), options.ignore), options,
                std::move(reduction)},

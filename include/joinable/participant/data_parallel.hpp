@@ -364,11 +364,11 @@ protected:
 
 private:
     static void require_no_names(DataParallelOptions const& options) {
-        if (!options.ignore.empty()) {
+        if (!options.ignore.empty() || !options.sparse.empty()) {
             throw ContractViolation{
-                "DataParallelOptions::ignore names tensors of a module, which only "
+                "DataParallelOptions::ignore and sparse name tensors of a module, which only "
                 "joinable::torch::DistributedDataParallel has; list the parameters and buffers that are averaged and sent, "
-                "without the others"
+                "without the others, and let parameter_traits::is_sparse tell which gradients are rows"
             };
         }
     }

@@ -70,6 +70,10 @@ struct DataParallelOptions {
     /// stands for any letters or none. They are neither averaged nor sent. For
     /// joinable::torch::DistributedDataParallel alone: others take the list of what they average.
     std::vector<std::string> ignore = {};
+    /// Parameters of a module whose gradients are sparse, by their names as in `ignore`, beside the
+    /// weights of Embedding and EmbeddingBag with sparse(true), which are found. They travel as the
+    /// rows that ranks have. Others say so by parameter_traits::is_sparse.
+    std::vector<std::string> sparse = {};
 };
 
 namespace detail {

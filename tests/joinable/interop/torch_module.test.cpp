@@ -204,4 +204,257 @@ TEST_CASE("a layer that came later is not missed if its name is ignored") {
     );
 }
 
+// ---- gradients that are rows
+
+/// Embeddings, whose gradients are rows or not, and a layer without them.
+struct WordsImpl : torch::nn::Module {
+    static constexpr std::int64_t words = 11;
+    static constexpr std::int64_t width = 3;
+
+    explicit WordsImpl(bool is_sparse)
+        : one{register_module(
+              "one",
+              torch::nn::Embedding{torch::nn::EmbeddingOptions{words, width}.sparse(is_sparse)}
+          )},
+          bag{register_module(
+              "bag",
+              torch::nn::EmbeddingBag{
+                  torch::nn::EmbeddingBagOptions{words, width}.mode(torch::kSum).sparse(is_sparse)
+              }
+          )},
+          last{register_module("last", torch::nn::Linear{width, 1})} {
+        torch::NoGradGuard const no_graph;
+        float element = 0;
+        for (Tensor& parameter : parameters()) {
+            auto values = parameter.view({-1});
+            for (std::int64_t i = 0; i < values.size(0); ++i) {
+                element = element > 2 ? element - 3.1F : element + 0.37F;
+                values[i] = element;
+            }
+        }
+    }
+    Tensor forward(Tensor const& indices, bool uses_bag) {
+        Tensor sum = one->forward(indices).tanh().sum(0);
+        if (uses_bag) {
+            sum = sum + bag->forward(indices, torch::zeros({1}, torch::kLong)).tanh().sum(0);
+        }
+        return last->forward(sum.unsqueeze(0)).sum();
+    }
+
+    torch::nn::Embedding one;
+    torch::nn::EmbeddingBag bag;
+    torch::nn::Linear last;
+};
+TORCH_MODULE(Words);
+
+/// Some indices twice, and none in some rounds.
+Tensor indices_of(int rank, int round) {
+    std::vector<std::int64_t> indices;
+    for (int k = 0; k < (2 * rank + 3 * round) % 6; ++k) {
+        indices.push_back((rank * 7 + round * 5 + k * k * 3) % WordsImpl::words);
+    }
+    return torch::tensor(indices, torch::kLong);
+}
+
+void check_rows(Tensor const& gradient, Tensor const& dense) {
+    REQUIRE(gradient.defined());
+    REQUIRE(gradient.is_sparse());
+    CHECK(gradient.is_coalesced());
+    Tensor const indices = gradient.indices()[0];
+    for (std::int64_t i = 1; i < indices.size(0); ++i) {
+        CHECK(indices[i - 1].item<std::int64_t>() < indices[i].item<std::int64_t>());
+    }
+    CHECK(torch::equal(gradient.to_dense(), dense));
+}
+
+TEST_CASE("sparse gradients of embeddings have the bits of dense ones, on ranks with uneven inputs"
+) {
+    for (bool const finds_unused : {false, true}) {
+        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            Words sparse{true};
+            Words dense{false};
+            DataParallelOptions const options{.find_unused = finds_unused};
+            joinable::torch::DistributedDataParallel ddp{comm, sparse, options};
+            joinable::torch::DistributedDataParallel twin{comm, dense, options};
+            int const rounds = 1 + comm.rank() * 3 % 4;
+            Tensor kept;
+            Tensor kept_copy;
+            {
+                joinable::Join join{joinable::participants(ddp, twin)};
+                for (int round = 0; round < rounds; ++round) {
+                    Tensor const indices = indices_of(comm.rank(), round);
+                    bool const uses_bag = !finds_unused || (comm.rank() + round) % 3 == 1;
+                    sparse->zero_grad(true);
+                    dense->zero_grad(true);
+                    ddp.forward(indices, uses_bag).backward();
+                    twin.forward(indices, uses_bag).backward();
+                    check_rows(sparse->one->weight.grad(), dense->one->weight.grad());
+                    if (dense->bag->weight.grad().defined()) {
+                        check_rows(sparse->bag->weight.grad(), dense->bag->weight.grad());
+                    } else {
+                        CHECK(!sparse->bag->weight.grad().defined());
+                    }
+                    CHECK(torch::equal(sparse->last->weight.grad(), dense->last->weight.grad()));
+                    if (round == 0) {
+                        kept = sparse->one->weight.grad();
+                        kept_copy = kept.to_dense();
+                    }
+                }
+                join.finish();
+            }
+            CHECK(torch::equal(kept.to_dense(), kept_copy)); // it had memory of its own
+            bool has_joined = false;
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                has_joined = has_joined || 1 + rank * 3 % 4 > rounds;
+            }
+            if (has_joined) { // and has no average left that its optimizer could use twice
+                CHECK(sparse->one->weight.grad()._nnz() == 0);
+            }
+        });
+    }
+}
+
+TEST_CASE("a sparse gradient is the mean over ranks of the rows that each has") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        torch::nn::Embedding table{torch::nn::EmbeddingOptions{6, 2}.sparse(true)};
+        joinable::torch::DistributedDataParallel ddp{comm, table};
+        CHECK(ddp.buckets().empty());
+        auto const rank = static_cast<std::int64_t>(comm.rank());
+        // Row 5 three times from each rank, and row rank % 5 as often as its number says.
+        std::vector<std::int64_t> indices{5, 5, 5};
+        indices.insert(indices.end(), static_cast<std::size_t>(rank), rank % 5);
+        ddp.forward(torch::tensor(indices, torch::kLong)).sum().backward();
+        std::vector<double> counts(6);
+        counts[5] = 3 * comm.size();
+        for (int other = 0; other < comm.size(); ++other) {
+            counts[static_cast<std::size_t>(other % 5)] += other;
+        }
+        Tensor const gradient = table->weight.grad().to_dense();
+        for (std::size_t row = 0; row < counts.size(); ++row) {
+            for (int column = 0; column < 2; ++column) {
+                CHECK(
+                    gradient[static_cast<std::int64_t>(row)][column].item<double>() ==
+                    doctest::Approx(counts[row] / comm.size()).epsilon(1e-6)
+                );
+            }
+        }
+    });
+}
+
+TEST_CASE("rows of passes that do not sync travel with the next one, and an optimizer steps by them"
+) {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        Words sparse{true};
+        Words dense{false};
+        joinable::torch::DistributedDataParallel ddp{comm, sparse};
+        joinable::torch::DistributedDataParallel twin{comm, dense};
+        torch::optim::SGD optimizer{sparse->parameters(), torch::optim::SGDOptions{0.1}};
+        torch::optim::SGD other{dense->parameters(), torch::optim::SGDOptions{0.1}};
+        joinable::torch::Step step{comm, optimizer};
+        joinable::torch::Step other_step{comm, other};
+        joinable::Join join{joinable::participants(ddp, step, twin, other_step)};
+        for (int window = 0; window < 1 + comm.rank() % 2; ++window) {
+            optimizer.zero_grad();
+            other.zero_grad();
+            for (int micro = 0; micro < 3; ++micro) {
+                Tensor const indices = indices_of(comm.rank(), 3 * window + micro);
+                bool const syncs = micro == 2;
+                ddp.forward({.will_sync = syncs}, indices, true).backward();
+                twin.forward({.will_sync = syncs}, indices, true).backward();
+                if (syncs) {
+                    step.step();
+                    other_step.step();
+                }
+            }
+        }
+        join.finish();
+        for (std::size_t i = 0; i < sparse->parameters().size(); ++i) {
+            CHECK(torch::allclose(sparse->parameters()[i], dense->parameters()[i], 1e-5, 1e-6));
+        }
+    });
+}
+
+/// A table that is looked up by a function, or by a product with all of it.
+struct LookupImpl : torch::nn::Module {
+    LookupImpl()
+        : table{register_parameter("table", torch::ones({5, 2}))},
+          known{register_module(
+              "known", torch::nn::Embedding{torch::nn::EmbeddingOptions{5, 2}.sparse(true)}
+          )} {}
+    Tensor forward(bool is_sparse, bool is_dense = false) {
+        Tensor const indices = torch::tensor({1, 3, 1}, torch::kLong);
+        Tensor const rows = known->forward(indices);
+        Tensor sum = rows.sum() + torch::embedding(table, indices, -1, false, is_sparse).sum();
+        return is_dense ? sum + known->weight.sum() : sum;
+    }
+    Tensor table;
+    torch::nn::Embedding known;
+};
+TORCH_MODULE(Lookup);
+
+TEST_CASE("a parameter that is no embedding is named, to have sparse gradients") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        Lookup model;
+        joinable::torch::DistributedDataParallel ddp{comm, model, {.sparse = {"tab*"}}};
+        ddp.forward(true).backward();
+        Tensor const rows = model->table.grad();
+        CHECK(torch::equal(rows._indices()[0], torch::tensor({1, 3}, torch::kLong)));
+        CHECK(torch::allclose(rows._values()[0], torch::full({2}, 2.0F)));
+        CHECK(torch::allclose(rows._values()[1], torch::ones({2})));
+        std::string const text = thrown_by([&] {
+            joinable::torch::DistributedDataParallel{comm, model, {.sparse = {"tabel"}}};
+        });
+        CHECK(text.find("sparse has \"tabel\"") != std::string::npos);
+        CHECK(text.find("near names are \"table\"") != std::string::npos);
+    });
+}
+
+TEST_CASE("a gradient of the other kind is refused by name, and the others learn of it") {
+    for (bool const is_sparse : {true, false}) {
+        run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {
+            Lookup model;
+            std::string const text = thrown_by([&] {
+                joinable::torch::DistributedDataParallel ddp{comm, model};
+                joinable::Join join{joinable::participants(ddp)};
+                bool const is_culprit = comm.rank() == 0;
+                ddp.backward(ddp.forward(is_culprit && is_sparse, is_culprit && !is_sparse));
+                join.finish();
+            });
+            CAPTURE(text);
+            CHECK(text.find(comm.rank() == 0 ? "ContractViolation: " : "PeerFailed: ") == 0);
+            char const* const expected =
+                is_sparse
+                    ? "(table) on rank 0 has a sparse gradient, but its gradients were dense"
+                    : "(known.weight) on rank 0 has a dense gradient, but its gradients were sparse";
+            CHECK(text.find(expected) != std::string::npos);
+        });
+    }
+}
+
+TEST_CASE("ranks that have other embeddings with sparse gradients are refused") {
+    run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
+        Words model{comm.rank() != 1};
+        std::string const text =
+            thrown_by([&] { joinable::torch::DistributedDataParallel{comm, model}; });
+        CHECK(text.find("Mismatch: models differ: parameter 0 (one.weight)") == 0);
+        CHECK(text.find("sparse gradients") != std::string::npos);
+    });
+}
+
+TEST_CASE("an embedding on its own, in a holder of layers or frozen, is found") {
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        torch::nn::Sequential model{
+            torch::nn::Embedding{torch::nn::EmbeddingOptions{4, 2}.sparse(true)},
+            torch::nn::Linear{2, 1}
+        };
+        auto const parameters = joinable::torch::parameters(model);
+        CHECK(parameters[0].is_sparse());
+        CHECK(!parameters[1].is_sparse());
+        model[0]->as<torch::nn::Embedding>()->weight.requires_grad_(false);
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        ddp.forward(torch::tensor({1, 2}, torch::kLong)).sum().backward();
+        CHECK(!model[0]->as<torch::nn::Embedding>()->weight.grad().defined());
+    });
+}
+
 } // namespace

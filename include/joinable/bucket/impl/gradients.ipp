@@ -171,7 +171,7 @@ public:
             throw ContractViolation{concat(
                 describe(i),
                 " has a sparse gradient, but its gradients were dense when the model was made; let is_sparse "
-                "return true, or give it a dense one"
+                "return true (a module: name it in DataParallelOptions::sparse), or give it a dense one"
             )};
         }
         if (!sends_) {

@@ -77,7 +77,7 @@ JOINABLE_DEFINITION void SparseGradients::require_no_dense(std::size_t i) const 
         throw ContractViolation{concat(
             describe(i),
             " has a dense gradient, but its gradients were sparse when the model was made; give it rows, or let "
-            "is_sparse return false"
+            "is_sparse return false (an embedding of libtorch: sparse(false))"
         )};
     }
 }

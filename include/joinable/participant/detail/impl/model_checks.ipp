@@ -42,6 +42,7 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("shares_values", options.shares_values);
     list.add("verify_replicas", options.verify_replicas);
     list.add("ignore", options.ignore);
+    list.add("sparse", options.sparse);
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {

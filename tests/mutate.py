@@ -292,6 +292,26 @@ MUTATIONS = [
         "interop/torch_module.test.cpp", "a parameter that is no embedding is named*",
     ),
     Mutation(
+        "samplers-deal-the-same-to-all-ranks", "interop/torch_data.hpp",
+        "mine_[i] = shuffle_ ? order[positions[i]] : positions[i];", "mine_[i] = shuffle_ ? order[i] : positions[i];",
+        "interop/torch_data.test.cpp", "the samplers of all ranks*",
+    ),
+    Mutation(
+        "epochs-of-a-sampler-have-one-order", "interop/torch_data.hpp",
+        "            ++shuffle_->epoch;\n", "",
+        "interop/torch_data.test.cpp", "the samplers of all ranks*",
+    ),
+    Mutation(
+        "a-loaded-sampler-begins-its-epoch-again", "interop/torch_data.hpp",
+        "is_drawn_ = next_ != 0;", "next_ = 0;",
+        "interop/torch_data.test.cpp", "a sampler that is loaded*",
+    ),
+    Mutation(
+        "iterate-reads-a-batch-of-a-loader-twice", "join/guarded_range.hpp",
+        "return (LooksAhead ? current_ : next_).get();", "return *position_;",
+        "join/input_iterator.test.cpp", "iterate() reads a loader*",
+    ),
+    Mutation(
         "a-star-takes-one-letter", "interop/detail/names.hpp",
         "n = ++taken;", "return false;",
         "interop/names.test.cpp", "a star of a pattern*",

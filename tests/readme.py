@@ -38,7 +38,8 @@ PAGES = ["README.md", *GUIDE, "examples/reference.md"]
 # What headers of the library need, of libraries that may be missing.
 NEEDED = {
     "joinable/checkpoint.hpp": "nlohmann/json_fwd.hpp", "joinable/gloo.hpp": "gloo/config.h",
-    "joinable/interop/torch.hpp": "torch/torch.h", "joinable/mpi.hpp": "mpi.h", "joinable/nccl.hpp": "nccl.h",
+    "joinable/interop/torch.hpp": "torch/torch.h", "joinable/interop/torch_data.hpp": "torch/torch.h",
+    "joinable/mpi.hpp": "mpi.h", "joinable/nccl.hpp": "nccl.h",
     "joinable/nccl_graphs.hpp": "nccl.h", "joinable/nvtx.hpp": "nvtx3/nvToolsExt.h",
 }
 LIMIT = 60  # seconds, for what ends in a fraction of one

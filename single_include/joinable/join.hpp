@@ -14955,7 +14955,7 @@ class ReadElement {
 
 public:
     template <class Iterator>
-    void read(Iterator const& position) {
+    void read(Iterator& position) {
         if constexpr (std::is_reference_v<Element>) {
             Element&& element = *position;
             kept_ = std::addressof(element);
@@ -14989,7 +14989,7 @@ template <class Range, class Announce, bool LooksAhead>
 class GuardedRange {
     using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
     using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
-    using Element = decltype(*std::declval<Inner const&>());
+    using Element = decltype(*std::declval<Inner&>());
     static constexpr bool reads_early = !std::is_same_v<Announce, detail::DefaultNotice>;
     static_assert(
         std::is_invocable_r_v<RoundNotice, Announce&, std::remove_reference_t<Element>&>,
@@ -15043,13 +15043,16 @@ public:
             if constexpr (LooksAhead) {
                 if (!is_done_) {
                     current_.take(next_);
-                    guard.recorded([&] { notice_ = notice_of(std::next(position_)); });
+                    guard.recorded([&] {
+                        Inner ahead = std::next(position_);
+                        notice_ = notice_of(ahead);
+                    });
                     guard.announce_ahead(notice_);
                 }
             }
         }
         /// Reads the element there, if announcing needs it.
-        std::optional<RoundNotice> notice_of(Inner const& position) {
+        std::optional<RoundNotice> notice_of(Inner& position) {
             if (position == end_) {
                 return {};
             }
@@ -15065,7 +15068,7 @@ public:
         }
 
         GuardedRange* parent_;
-        Inner position_;
+        mutable Inner position_; ///< those of libtorch are read only if they are not const
         InnerEnd end_;
         std::optional<RoundNotice> notice_; ///< of the element that was read last; none at the end
         detail::ReadElement<Element> next_; ///< was read last

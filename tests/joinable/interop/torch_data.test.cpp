@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/interop/torch_data.hpp>
+
+#include <torch/torch.h> // before doctest: both have a macro CHECK
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <sstream>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <support/ranks.hpp>
+
+#include <joinable/communicator/collectives.hpp>
+#include <joinable/join/guard.hpp>
+#include <joinable/participant/action.hpp>
+
+namespace {
+
+using joinable::ThreadCommunicator;
+using joinable::torch::ShardSampler;
+using joinable_tests::run_ranks;
+
+std::vector<std::size_t> drawn_from(ShardSampler& sampler, std::size_t batch_size) {
+    std::vector<std::size_t> all;
+    while (auto const batch = sampler.next(batch_size)) {
+        CHECK((batch->size() == batch_size || all.size() + batch->size() == sampler.size()));
+        all.insert(all.end(), batch->begin(), batch->end());
+    }
+    CHECK(!sampler.next(batch_size).has_value());
+    return all;
+}
+
+TEST_CASE("the samplers of all ranks draw each index once, in each epoch") {
+    for (int const ranks : {1, 2, 3, 4, 8}) {
+        for (std::size_t const count : std::vector<std::size_t>{0, 1, 7, 8, 30}) {
+            for (bool const shuffles : {false, true}) {
+                std::vector<ShardSampler> samplers;
+                for (int rank = 0; rank < ranks; ++rank) {
+                    joinable::Share const share{rank, ranks};
+                    samplers.push_back(
+                        shuffles ? ShardSampler{count, share, {.seed = 3}}
+                                 : ShardSampler{count, share}
+                    );
+                }
+                std::vector<std::size_t> before;
+                for (int epoch = 0; epoch < 3; ++epoch) {
+                    std::vector<std::size_t> all;
+                    for (ShardSampler& sampler : samplers) {
+                        sampler.reset();
+                        CHECK(sampler.size() >= count / samplers.size());
+                        CHECK(sampler.size() <= count / samplers.size() + 1);
+                        auto const mine = drawn_from(sampler, 3);
+                        all.insert(all.end(), mine.begin(), mine.end());
+                    }
+                    if (epoch > 0 && count == 30) {
+                        CHECK((all == before) == !shuffles);
+                    }
+                    before = all;
+                    std::sort(all.begin(), all.end());
+                    std::vector<std::size_t> expected(count);
+                    std::iota(expected.begin(), expected.end(), std::size_t{0});
+                    CHECK(all == expected);
+                }
+            }
+        }
+    }
+    ShardSampler sampler{5, {1, 2}};
+    CHECK(drawn_from(sampler, 2) == std::vector<std::size_t>{1, 3});
+    sampler.reset(9);
+    CHECK(drawn_from(sampler, 2) == std::vector<std::size_t>{1, 3, 5, 7});
+}
+
+TEST_CASE("a sampler that is loaded goes on where another one was saved") {
+    ShardSampler sampler{40, {1, 3}, {.seed = 5}};
+    drawn_from(sampler, 4);
+    sampler.reset();
+    sampler.next(4);
+    torch::serialize::OutputArchive out;
+    sampler.save(out);
+    std::stringstream file;
+    out.save_to(file);
+    torch::serialize::InputArchive in;
+    in.load_from(file);
+    ShardSampler other{40, {1, 3}, {.seed = 5}};
+    other.load(in);
+    for (int epoch = 0; epoch < 2; ++epoch) {
+        std::vector<std::size_t> rest;
+        while (auto const batch = other.next(4)) {
+            rest.insert(rest.end(), batch->begin(), batch->end());
+            CHECK(*sampler.next(4) == *batch);
+        }
+        CHECK(rest.size() == (epoch == 0 ? 9 : 13));
+        sampler.reset();
+        other.reset();
+    }
+}
+
+/// The numbers from 0, each with the square of it.
+struct Squares : torch::data::datasets::Dataset<Squares> {
+    explicit Squares(std::size_t count) : count_{count} {}
+    torch::data::Example<> get(std::size_t index) override {
+        double const x = static_cast<double>(index);
+        return {torch::tensor(x, torch::kDouble), torch::tensor(x * x, torch::kDouble)};
+    }
+    c10::optional<std::size_t> size() const override { return count_; }
+
+private:
+    std::size_t count_;
+};
+
+TEST_CASE("a guard iterates over data loaders of different lengths, with or without weights") {
+    for (std::size_t const workers : {std::size_t{0}, std::size_t{2}}) {
+        for (bool const weighs : {false, true}) {
+            run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+                constexpr std::size_t count = 11;
+                auto loader = torch::data::make_data_loader(
+                    Squares{count}.map(torch::data::transforms::Stack<>()),
+                    ShardSampler{count, comm, {.seed = 1}},
+                    torch::data::DataLoaderOptions{}.batch_size(2).workers(workers)
+                );
+                std::vector<double> sums(2);
+                std::vector<double> batch_sums(2);
+                auto const add = [&] {
+                    joinable::all_reduce(comm, std::span{batch_sums}).wait();
+                    sums[0] += batch_sums[0];
+                    sums[1] += batch_sums[1];
+                };
+                joinable::Action action{comm, add, [&] {
+                                            batch_sums = {0, 0};
+                                            add();
+                                        }};
+                for (int epoch = 0; epoch < 2; ++epoch) {
+                    sums = {0, 0};
+                    joinable::Join join{joinable::participants(action)};
+                    auto const run = [&](auto&& range) {
+                        for (auto& batch : range) {
+                            batch_sums = {
+                                batch.data.sum().template item<double>(),
+                                batch.target.sum().template item<double>()
+                            };
+                            action();
+                        }
+                    };
+                    if (weighs) {
+                        run(join.iterate(*loader, [](auto const& batch) {
+                            return joinable::RoundNotice{.weight = batch.data.size(0)};
+                        }));
+                    } else {
+                        run(join.iterate(*loader));
+                    }
+                    auto const most = (count + static_cast<std::size_t>(comm.size()) - 1) /
+                                      static_cast<std::size_t>(comm.size());
+                    CHECK(join.finish().rounds == (most + 1) / 2);
+                    CHECK(sums[0] == 10 * 11 / 2);
+                    CHECK(sums[1] == 10 * 11 * 21 / 6);
+                }
+            });
+        }
+    }
+}
+
+} // namespace

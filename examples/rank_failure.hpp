@@ -12,6 +12,7 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include <CLI/CLI.hpp>
 
@@ -73,8 +74,12 @@ bool run_ranks(int ranks, RunOptions const& options, Body body) {
         try {
             body(comm);
         } catch (joinable::PeerFailed const&) {
-            // The error may come from a group; this communicator's reason has its own numbers.
-            culprit = comm.abort_reason().value().ranks.front();
+            // The error of a group may come first, and has its numbers. The rank that failed ends
+            // this communicator, too.
+            while (!comm.abort_reason()) {
+                std::this_thread::yield();
+            }
+            culprit = comm.abort_reason()->ranks.front();
             throw;
         }
     };

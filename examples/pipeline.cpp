@@ -136,7 +136,7 @@ private:
         running_.push_back({std::move(found), std::move(micro_batch.targets)});
     }
 
-    /// Of the oldest micro-batch that has run forward.
+    /// Runs the backward pass of the oldest micro-batch that has run forward.
     template <class Ready>
     void run_backward(std::size_t samples, Ready const& ready) {
         Running const oldest = std::move(running_.front());

@@ -66,7 +66,7 @@ public:
     /// Up to `batch_size` indices; none at the end.
     detail::TorchIndices next(std::size_t batch_size) override {
         is_drawn_ = true;
-        std::size_t const end = next_ + std::min(batch_size, mine_.size() - next_);
+        std::size_t const end = next_ + (std::min)(batch_size, mine_.size() - next_);
         if (end == next_) {
             return {};
         }
@@ -89,7 +89,7 @@ public:
             shuffle_->epoch = read(archive, "epoch");
         }
         deal();
-        next_ = std::min(static_cast<std::size_t>(read(archive, "next")), mine_.size());
+        next_ = (std::min)(static_cast<std::size_t>(read(archive, "next")), mine_.size());
         is_drawn_ = next_ != 0;
     }
 

@@ -48,7 +48,7 @@ is_named(std::string_view name, std::vector<std::string> const& patterns) noexce
         for (std::size_t j = 0; j < b.size(); ++j) {
             std::size_t const replaced = diagonal + (a[i] == b[j] ? 0 : 1);
             diagonal = row[j + 1];
-            row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+            row[j + 1] = (std::min)({replaced, row[j] + 1, diagonal + 1});
         }
     }
     return row.back();
@@ -63,11 +63,11 @@ near_names(std::string_view name, std::vector<std::string> const& names) {
     for (std::size_t i = 0; i < names.size(); ++i) {
         edits[i] = edits_between(name, names[i]);
     }
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-        return edits[a] < edits[b];
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return edits[a] != edits[b] ? edits[a] < edits[b] : a < b;
     });
     std::string text;
-    for (std::size_t i = 0; i < std::min<std::size_t>(order.size(), 3); ++i) {
+    for (std::size_t i = 0; i < (std::min)(order.size(), std::size_t{3}); ++i) {
         text += (text.empty() ? "\"" : ", \"") + names[order[i]] + '"';
     }
     return text;

@@ -65,7 +65,7 @@ ROOMS = {
     "participant/captured": "base tensor communicator/nccl agreement bucket join participant",
     "participant/sharded": "base tensor device communicator agreement optimizer bucket join participant",
     "checkpoint": "base tensor reduction hook device communicator agreement optimizer bucket join participant participant/sharded",
-    "trace": "base hook communicator agreement bucket join",
+    "trace": "base tensor hook communicator agreement bucket join",
     "data": "base communicator",
     "interop": "base tensor bucket join participant data",
 }

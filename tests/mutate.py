@@ -1198,6 +1198,58 @@ MUTATIONS = [
         "trace/data_parallel_report.test.cpp", "times are averages*",
     ),
     Mutation(
+        "shadowed-rounds-are-not-reported", "participant/data_parallel.hpp",
+        "ddp_.count_reduction();", "",
+        "trace/data_parallel_report.test.cpp", "a line comes*",
+    ),
+    Mutation(
+        "lines-come-in-every-round", "participant/gradient_participant.hpp",
+        "report_ && ++reductions_ % module_->options().report_every == 0", "static_cast<bool>(report_)",
+        "trace/data_parallel_report.test.cpp", "a line comes*",
+    ),
+    Mutation(
+        "a-skipped-round-is-reported-later", "participant/gradient_participant.hpp",
+        "            round_range_.reset();\n        });\n        report_if_due();",
+        "            round_range_.reset();\n        });",
+        "trace/data_parallel_report.test.cpp", "a line comes*",
+    ),
+    Mutation(
+        "reports-fail-in-rounds", "participant/gradient_participant.hpp",
+        "        count_reduction();\n        if (!steps_) {",
+        "        count_reduction();\n        report_if_due();\n        if (!steps_) {",
+        "trace/data_parallel_report.test.cpp", "what a sink of lines*",
+    ),
+    Mutation(
+        "no-rounds-are-a-remainder", "participant/data_parallel.hpp",
+        "if (options().report_every == 0) {", "if (false) {",
+        "trace/data_parallel_report.test.cpp", "a model that never reports*",
+    ),
+    Mutation(
+        "a-divisor-of-no-weights-is-an-old-one", "participant/averaging.hpp",
+        "last_divisor = 0;\n                return", "return",
+        "trace/data_parallel_report.test.cpp", "the divisor is*",
+    ),
+    Mutation(
+        "local-gradients-have-a-divisor", "participant/data_parallel.hpp",
+        "return leaves_gradients_local() ? 0 : averaging_.last_divisor;", "return averaging_.last_divisor;",
+        "trace/data_parallel_report.test.cpp", "a model that averages nothing*",
+    ),
+    Mutation(
+        "inputs-are-never-uneven", "participant/gradient_participant.hpp",
+        "has_had_guard_ = true;", "",
+        "trace/data_parallel_report.test.cpp", "the divisor is*",
+    ),
+    Mutation(
+        "names-break-lines", "agreement/agreement_list.hpp",
+        "code < 0x20", "code < 0x00",
+        "trace/data_parallel_report.test.cpp", "a report names*",
+    ),
+    Mutation(
+        "names-of-models-are-not-compared", "participant/detail/impl/model_checks.ipp",
+        'list.add("model_name", options.model_name);', "",
+        "participant/agreement.test.cpp", "*",
+    ),
+    Mutation(
         "ranges-outlive-stop", "trace/trace_timeline.hpp",
         "timeline_->is_recording_ &&", "",
         "trace/trace.test.cpp", "a range that was open*",

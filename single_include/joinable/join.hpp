@@ -5674,7 +5674,12 @@ consteval bool is_agreeable() {
 inline std::string in_quotes(std::string_view string) {
     std::string text = "\"";
     for (char const letter : string) {
-        text.append(letter == '"' || letter == '\\' ? "\\" : "") += letter;
+        if (auto const code = static_cast<unsigned char>(letter); code < 0x20) { // as JSON has it
+            constexpr std::string_view digits = "0123456789abcdef";
+            ((text += "\\u00") += digits[code / 16]) += digits[code % 16];
+        } else {
+            text.append(letter == '"' || letter == '\\' ? "\\" : "") += letter;
+        }
     }
     return text + '"';
 }
@@ -15514,6 +15519,10 @@ struct DataParallelOptions {
     /// compare once more. Costs one sum of six words, and one pass over all values; a device copies
     /// them to the host first. 0: never.
     std::size_t verify_replicas = 0;
+    /// In every so many rounds that train and sync, the model writes its data_parallel_report() as a
+    /// line, on each rank on which report_to() said where to. 0: never.
+    std::size_t report_every = 0;
+    std::string model_name = {}; ///< for reports
     /// Parameters and buffers that each rank keeps for itself, by their names in a module, where `*`
     /// stands for any letters or none. They are neither averaged nor sent. For
     /// joinable::torch::DistributedDataParallel alone: others take the list of what they average.
@@ -15676,6 +15685,7 @@ namespace detail {
 struct Averaging {
     GradientKind kind;
     bool divides_by_initial_world_size = true;
+    double last_divisor = 0; ///< of the last round, for reports; no round is divided by it
 
     /// The factor of a rank's gradients that makes their sum the average; 0 if the weights of all
     /// ranks sum to 0. Calls accept(f), which may throw, if the gradients of all ranks are multiplied
@@ -15683,7 +15693,7 @@ struct Averaging {
     /// Outside a guard a weighted round sums the weights by `words`, which is collective.
     template <class Accept>
     [[nodiscard]] double
-    factor(ControlCommunicator& words, Round const& round, Accept const& accept) const {
+    factor(ControlCommunicator& words, Round const& round, Accept const& accept) {
         double own = 1.0;
         double divisor = divides_by_initial_world_size ? words.size() : round.contributor_count();
         if (round.is_weighted()) {
@@ -15692,6 +15702,7 @@ struct Averaging {
                 words.sum({&total, 1});
             }
             if (total == 0) {
+                last_divisor = 0;
                 return 0.0;
             }
             own = kind == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
@@ -15700,6 +15711,7 @@ struct Averaging {
                 accept(1.0 / divisor);
             }
         }
+        last_divisor = divisor;
         return round.contributes() ? own / divisor : 0.0;
     }
 };
@@ -15926,6 +15938,8 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("verify_ready", options.verify_ready);
     list.add("shares_values", options.shares_values);
     list.add("verify_replicas", options.verify_replicas);
+    list.add("report_every", options.report_every);
+    list.add("model_name", options.model_name);
     list.add("ignore", options.ignore);
     list.add("sparse", options.sparse);
 }
@@ -16747,6 +16761,7 @@ public:
                 end_reduction();
             }
         });
+        report_if_due();
     }
 
     /// Rounds that open during the lifetime of the result do not sync: gradients accumulate. With
@@ -16837,6 +16852,7 @@ public:
             }
             round_range_.reset();
         });
+        report_if_due();
     }
 
     /// Explains an argument that is no notice.
@@ -17159,8 +17175,19 @@ protected:
         has_accumulated_ = false;
         window().end();
         round_range_.reset();
+        count_reduction();
         if (!steps_) {
             end_round();
+        }
+    }
+    /// Counts a round that trained and synced, also one that this rank shadowed.
+    void count_reduction() {
+        is_report_due_ = report_ && ++reductions_ % module_->options().report_every == 0;
+    }
+    /// After the round, so that an exception leaves the guard between rounds.
+    void report_if_due() {
+        if (std::exchange(is_report_due_, false)) {
+            report_();
         }
     }
     void end_round() {
@@ -17255,6 +17282,7 @@ protected:
     }
 
     void begin_guard() {
+        has_had_guard_ = true;
         stage_ = Stage::idle; // discards what was left open
         model_collectives_.reset();
         reducer_->begin_guard();
@@ -17318,6 +17346,9 @@ protected:
     detail::ModelCollectives model_collectives_;        ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
+    std::function<void()>
+        report_; ///< called in each round that DataParallelOptions::report_every counts
+    bool has_had_guard_ = false;
 
 private:
     JoinState& state_;
@@ -17327,6 +17358,8 @@ private:
     bool steps_;
     bool is_inside_no_sync_ = false;
     bool has_accumulated_ = false; ///< gradients, since the last round that synced
+    std::size_t reductions_ = 0;   ///< since report_ was set
+    bool is_report_due_ = false;
 };
 
 }} // namespace joinable::v0
@@ -17471,6 +17504,27 @@ public:
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
+    /// The divisor of the last average: the number of all ranks, or of those that contributed, or the
+    /// sum of weights. 0 if nothing was averaged yet, or these weights summed to 0. Local.
+    [[nodiscard]] double divisor() const noexcept {
+        return leaves_gradients_local() ? 0 : averaging_.last_divisor;
+    }
+    /// Whether an enabled guard has had this model, so that ranks may have different numbers of inputs. Local.
+    [[nodiscard]] bool has_had_guard() const noexcept { return has_had_guard_; }
+    /// Calls `report` after every DataParallelOptions::report_every rounds that train and sync, counted from
+    /// here, also after those that this rank shadows. report_to() writes lines by it. An exception leaves the
+    /// guard. Local, between rounds; each rank may choose. A null function ends the calls.
+    /// @throws ContractViolation  report_every is 0.
+    void set_report_hook(std::function<void()> report) {
+        if (options().report_every == 0) {
+            throw ContractViolation{
+                "a report is written in every DataParallelOptions::report_every rounds, but that is 0, which is never; "
+                "set it on all ranks"
+            };
+        }
+        report_ = std::move(report);
+    }
+
     /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
     class Hook {
     public:
@@ -17499,6 +17553,7 @@ public:
             try {
                 if (round.will_sync()) {
                     ddp_.shadow(round);
+                    ddp_.count_reduction();
                 } else {
                     ddp_.model_collectives_.follow(round);
                 }
@@ -17506,6 +17561,7 @@ public:
                 ddp_.end_ranges();
                 throw;
             }
+            ddp_.report_if_due();
         }
         void forget_cleared() { ddp_.forget_if_cleared(); }
         void post_hook(JoinResult const& result) { ddp_.sync_at_end(result); }
@@ -17685,12 +17741,15 @@ private:
         }
     }
 
+    using Base::averaging_;
+    using Base::has_had_guard_;
     using Base::listed_;
     using Base::model_collectives_;
     using Base::module_;
     using Base::ready_check_;
     using Base::reducer_;
     using Base::replica_check_;
+    using Base::report_;
 
     std::string model_; ///< in the form that guards compare
     JoinState state_;

@@ -50,7 +50,12 @@ consteval bool is_agreeable() {
 inline std::string in_quotes(std::string_view string) {
     std::string text = "\"";
     for (char const letter : string) {
-        text.append(letter == '"' || letter == '\\' ? "\\" : "") += letter;
+        if (auto const code = static_cast<unsigned char>(letter); code < 0x20) { // as JSON has it
+            constexpr std::string_view digits = "0123456789abcdef";
+            ((text += "\\u00") += digits[code / 16]) += digits[code % 16];
+        } else {
+            text.append(letter == '"' || letter == '\\' ? "\\" : "") += letter;
+        }
     }
     return text + '"';
 }

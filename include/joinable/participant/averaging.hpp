@@ -25,6 +25,7 @@ namespace detail {
 struct Averaging {
     GradientKind kind;
     bool divides_by_initial_world_size = true;
+    double last_divisor = 0; ///< of the last round, for reports; no round is divided by it
 
     /// The factor of a rank's gradients that makes their sum the average; 0 if the weights of all
     /// ranks sum to 0. Calls accept(f), which may throw, if the gradients of all ranks are multiplied
@@ -32,7 +33,7 @@ struct Averaging {
     /// Outside a guard a weighted round sums the weights by `words`, which is collective.
     template <class Accept>
     [[nodiscard]] double
-    factor(ControlCommunicator& words, Round const& round, Accept const& accept) const {
+    factor(ControlCommunicator& words, Round const& round, Accept const& accept) {
         double own = 1.0;
         double divisor = divides_by_initial_world_size ? words.size() : round.contributor_count();
         if (round.is_weighted()) {
@@ -41,6 +42,7 @@ struct Averaging {
                 words.sum({&total, 1});
             }
             if (total == 0) {
+                last_divisor = 0;
                 return 0.0;
             }
             own = kind == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
@@ -49,6 +51,7 @@ struct Averaging {
                 accept(1.0 / divisor);
             }
         }
+        last_divisor = divisor;
         return round.contributes() ? own / divisor : 0.0;
     }
 };

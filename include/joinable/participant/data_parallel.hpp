@@ -174,6 +174,27 @@ public:
     [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
+    /// The divisor of the last average: the number of all ranks, or of those that contributed, or the
+    /// sum of weights. 0 if nothing was averaged yet, or these weights summed to 0. Local.
+    [[nodiscard]] double divisor() const noexcept {
+        return leaves_gradients_local() ? 0 : averaging_.last_divisor;
+    }
+    /// Whether an enabled guard has had this model, so that ranks may have different numbers of inputs. Local.
+    [[nodiscard]] bool has_had_guard() const noexcept { return has_had_guard_; }
+    /// Calls `report` after every DataParallelOptions::report_every rounds that train and sync, counted from
+    /// here, also after those that this rank shadows. report_to() writes lines by it. An exception leaves the
+    /// guard. Local, between rounds; each rank may choose. A null function ends the calls.
+    /// @throws ContractViolation  report_every is 0.
+    void set_report_hook(std::function<void()> report) {
+        if (options().report_every == 0) {
+            throw ContractViolation{
+                "a report is written in every DataParallelOptions::report_every rounds, but that is 0, which is never; "
+                "set it on all ranks"
+            };
+        }
+        report_ = std::move(report);
+    }
+
     /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
     class Hook {
     public:
@@ -202,6 +223,7 @@ public:
             try {
                 if (round.will_sync()) {
                     ddp_.shadow(round);
+                    ddp_.count_reduction();
                 } else {
                     ddp_.model_collectives_.follow(round);
                 }
@@ -209,6 +231,7 @@ public:
                 ddp_.end_ranges();
                 throw;
             }
+            ddp_.report_if_due();
         }
         void forget_cleared() { ddp_.forget_if_cleared(); }
         void post_hook(JoinResult const& result) { ddp_.sync_at_end(result); }
@@ -388,12 +411,15 @@ private:
         }
     }
 
+    using Base::averaging_;
+    using Base::has_had_guard_;
     using Base::listed_;
     using Base::model_collectives_;
     using Base::module_;
     using Base::ready_check_;
     using Base::reducer_;
     using Base::replica_check_;
+    using Base::report_;
 
     std::string model_; ///< in the form that guards compare
     JoinState state_;

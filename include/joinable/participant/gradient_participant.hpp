@@ -243,6 +243,7 @@ public:
                 end_reduction();
             }
         });
+        report_if_due();
     }
 
     /// Rounds that open during the lifetime of the result do not sync: gradients accumulate. With
@@ -333,6 +334,7 @@ public:
             }
             round_range_.reset();
         });
+        report_if_due();
     }
 
     /// Explains an argument that is no notice.
@@ -655,8 +657,19 @@ protected:
         has_accumulated_ = false;
         window().end();
         round_range_.reset();
+        count_reduction();
         if (!steps_) {
             end_round();
+        }
+    }
+    /// Counts a round that trained and synced, also one that this rank shadowed.
+    void count_reduction() {
+        is_report_due_ = report_ && ++reductions_ % module_->options().report_every == 0;
+    }
+    /// After the round, so that an exception leaves the guard between rounds.
+    void report_if_due() {
+        if (std::exchange(is_report_due_, false)) {
+            report_();
         }
     }
     void end_round() {
@@ -751,6 +764,7 @@ protected:
     }
 
     void begin_guard() {
+        has_had_guard_ = true;
         stage_ = Stage::idle; // discards what was left open
         model_collectives_.reset();
         reducer_->begin_guard();
@@ -814,6 +828,9 @@ protected:
     detail::ModelCollectives model_collectives_;        ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
+    std::function<void()>
+        report_; ///< called in each round that DataParallelOptions::report_every counts
+    bool has_had_guard_ = false;
 
 private:
     JoinState& state_;
@@ -823,6 +840,8 @@ private:
     bool steps_;
     bool is_inside_no_sync_ = false;
     bool has_accumulated_ = false; ///< gradients, since the last round that synced
+    std::size_t reductions_ = 0;   ///< since report_ was set
+    bool is_report_due_ = false;
 };
 
 }} // namespace joinable::v0

@@ -3,15 +3,21 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdio>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
 #include <joinable/config.hpp>
+#include <joinable/tensor/any_view.hpp>
 #include <joinable/trace/trace_timeline.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -20,6 +26,8 @@ namespace joinable { inline namespace v0 {
 struct DataParallelReport {
     int rank = 0;
     int world_size = 0;
+    std::string model;               ///< DataParallelOptions::model_name; empty: none
+    std::string device;              ///< where gradients are averaged: "host" or "CUDA device 0"
     std::string reduction;           ///< how buckets travel
     std::size_t parameters = 0;      ///< the number of those that require a gradient
     std::size_t parameter_bytes = 0; ///< of their gradients
@@ -33,6 +41,8 @@ struct DataParallelReport {
     bool could_be_views =
         false; ///< gradients were copied; with gradient_as_bucket_view they need not
     bool broadcast_buffers = false;
+    bool uneven_inputs = false; ///< an enabled guard has had the model
+    double divisor = 0;         ///< of the last average; 0: there was none, or weights summed to 0
 
     // Averages over the rounds in which this rank trained and that a TraceTimeline recorded completely;
     // zeros without one.
@@ -60,6 +70,9 @@ template <class Ddp>
     DataParallelReport report;
     report.rank = static_cast<int>(ddp.join_communicator().rank());
     report.world_size = static_cast<int>(ddp.join_communicator().size());
+    report.model = ddp.options().model_name;
+    Device const& device = detail::device_of(ddp.join_communicator());
+    report.device = detail::is_on_host(device) ? "host" : detail::to_text(device.id());
     report.reduction = ddp.reduction().name;
     detail::add_buckets(report, ddp.buckets());
     report.buckets_are_final = !ddp.is_rebuild_due();
@@ -71,6 +84,8 @@ template <class Ddp>
     report.gradient_as_bucket_view = options.gradient_as_bucket_view;
     report.could_be_views = ddp.copies_without_need();
     report.broadcast_buffers = options.broadcast_buffers;
+    report.uneven_inputs = ddp.has_had_guard();
+    report.divisor = ddp.divisor();
     if constexpr (std::is_same_v<std::remove_cvref_t<decltype(ddp.timeline())>, TraceTimeline>) {
         detail::add_times(report, ddp.timeline().events());
     }
@@ -88,6 +103,27 @@ template <class Ddp>
 /// As one line of JSON: an object with the members under their names, but those that are none. "_nanoseconds" follows the name of a
 /// time.
 [[nodiscard]] std::string to_json(DataParallelReport const& report);
+
+/// Writes the report of a DistributedDataParallel of this rank as a line of JSON, in every
+/// DataParallelOptions::report_every rounds that train and sync, from here on, also in those that this rank shadows.
+///
+/// The sink is a FILE*, which must outlive the model, or a function that takes each line as a
+/// std::string_view, "\n" included. Errors of a file are ignored; what a function throws leaves the guard. Nothing is
+/// sent: each rank that calls this writes its own report. Local, between rounds.
+/// @throws ContractViolation  report_every is 0.
+template <class Ddp>
+void report_to(Ddp& ddp, std::function<void(std::string_view)> sink) {
+    ddp.set_report_hook([&ddp, sink = std::move(sink)] {
+        sink(to_json(data_parallel_report(ddp)) + "\n");
+    });
+}
+template <class Ddp>
+void report_to(Ddp& ddp, std::FILE* file) {
+    joinable::report_to(ddp, std::function<void(std::string_view)>{[file](std::string_view line) {
+                            static_cast<void>(std::fwrite(line.data(), 1, line.size(), file));
+                            static_cast<void>(std::fflush(file));
+                        }});
+}
 
 }} // namespace joinable::v0
 

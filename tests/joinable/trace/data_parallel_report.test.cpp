@@ -3,7 +3,11 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -12,6 +16,7 @@
 #include <over_ranks.hpp>
 #include <support/linear_model.hpp>
 
+#include <joinable/bucket/compression/no_reduction.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/data_parallel.hpp>
 
@@ -46,6 +51,10 @@ TEST_CASE("a report has the buckets and options of its model, before and after t
         CHECK(report.first_bucket_bytes == 16);
         CHECK(!report.find_unused);
         CHECK(!report.broadcast_buffers);
+        CHECK(report.model.empty());
+        CHECK(report.device == "host");
+        CHECK(!report.uneven_inputs);
+        CHECK(report.divisor == 0);      // nothing was averaged
         CHECK(report.timed_rounds == 0); // no timeline
         ddp.forward([] {});
         ddp.backward([](auto ready) {
@@ -57,7 +66,7 @@ TEST_CASE("a report has the buckets and options of its model, before and after t
         CHECK(report.bucket_bytes == std::vector<std::size_t>{32, 64});
 
         auto const json = nlohmann::json::parse(to_json(report));
-        CHECK(json.size() == 20);
+        CHECK(json.size() == 23); // the model has no name
         CHECK(json.at("rank") == comm.rank());
         CHECK(json.at("world_size") == comm.size());
         CHECK(json.at("reduction") == std::string{joinable::AllReduce::name});
@@ -71,6 +80,9 @@ TEST_CASE("a report has the buckets and options of its model, before and after t
         CHECK(json.at("static_graph") == false);
         CHECK(json.at("gradient_as_bucket_view") == false);
         CHECK(json.at("broadcast_buffers") == false);
+        CHECK(json.at("device") == "host");
+        CHECK(json.at("uneven_inputs") == false);
+        CHECK(json.at("divisor") == comm.size());
         CHECK(json.at("timed_rounds") == 0);
         CHECK(json.at("overlap_nanoseconds") == 0);
         CHECK(to_string(report).find("\nbucket_bytes             [32, 64]\n") != std::string::npos);
@@ -156,6 +168,193 @@ TEST_CASE("with a timeline that records, a report has the times of this rank's r
         CHECK(report.overlap <= report.backward);
         CHECK(report.overlap <= report.buckets);
         CHECK(report.forward + report.backward <= report.round);
+    });
+}
+
+/// Runs a round of a model of one parameter.
+template <class Ddp>
+void train(Ddp& ddp, joinable::RoundNotice const& notice = {}) {
+    ddp.forward([] {}, notice);
+    ddp.backward([](auto ready) { ready(0); });
+}
+
+TEST_CASE("a report names its model, and escapes the name") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4}, 1.0);
+        std::string const name = "a \"small\"\nmodel\x01";
+        joinable::DistributedDataParallel ddp{
+            comm, params, joinable::DataParallelOptions{.model_name = name}
+        };
+        auto const report = joinable::data_parallel_report(ddp);
+        CHECK(report.model == name);
+        std::string const line = to_json(report);
+        CHECK(line.find('\n') == std::string::npos);
+        CHECK(nlohmann::json::parse(line).at("model") == name);
+    });
+}
+
+TEST_CASE("the divisor is that of the last average: all ranks, those that contributed, or weights"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto const size = static_cast<double>(comm.size());
+        for (bool const divides_by_all : {true, false}) {
+            auto params = make_params<double>({4}, 1.0);
+            joinable::DistributedDataParallel ddp{comm, params};
+            train(ddp);
+            CHECK(joinable::data_parallel_report(ddp).divisor == size);
+            CHECK(!joinable::data_parallel_report(ddp).uneven_inputs);
+            joinable::Join guard{
+                joinable::participants(ddp), joinable::divide_by_initial_world_size = divides_by_all
+            };
+            CHECK(joinable::data_parallel_report(ddp).uneven_inputs);
+            for (int input = 0; input <= comm.rank(); ++input) { // rank r trains r + 1 rounds
+                train(ddp);
+                CHECK(
+                    joinable::data_parallel_report(ddp).divisor ==
+                    (divides_by_all ? size : size - input)
+                );
+            }
+            guard.finish();
+            CHECK(joinable::data_parallel_report(ddp).divisor == (divides_by_all ? size : 1));
+            CHECK(joinable::data_parallel_report(ddp).uneven_inputs);
+            // Outside a guard, too: the sum of 1, 2, ..., or of nothing.
+            train(ddp, {.weight = static_cast<std::uint64_t>(comm.rank()) + 1});
+            CHECK(joinable::data_parallel_report(ddp).divisor == size * (size + 1) / 2);
+            train(ddp, {.weight = 0});
+            CHECK(joinable::data_parallel_report(ddp).divisor == 0);
+        }
+    });
+}
+
+TEST_CASE("in a guard that is not enabled ranks have equally many inputs") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4}, 1.0);
+        joinable::DistributedDataParallel ddp{comm, params};
+        joinable::Join guard{joinable::participants(ddp), {.enable = false}};
+        train(ddp);
+        guard.finish();
+        CHECK(!joinable::data_parallel_report(ddp).uneven_inputs);
+    });
+}
+
+TEST_CASE("a line comes in every so many rounds on each rank, also where rounds are shadowed") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (std::size_t const every : {1U, 2U, 3U, 100U}) {
+            auto params = make_params<double>({4}, 1.0);
+            joinable::DistributedDataParallel ddp{
+                comm, params, joinable::DataParallelOptions{.report_every = every}
+            };
+            train(ddp); // nobody has said where to
+            std::vector<std::string> lines;
+            joinable::report_to(ddp, [&](std::string_view line) { lines.emplace_back(line); });
+            joinable::Join guard{joinable::participants(ddp)};
+            for (int input = 0; input <= comm.rank(); ++input) {
+                {
+                    auto const quiet = ddp.no_sync(); // averages nothing, so it does not count
+                    train(ddp);
+                }
+                train(ddp);
+            }
+            guard.finish();
+            auto const rounds = static_cast<std::size_t>(comm.size()); // of the highest rank
+            CHECK(lines.size() == rounds / every);
+            train(ddp);
+            ddp.skip(); // counts: the others train
+            CHECK(lines.size() == (rounds + 2) / every);
+            for (std::string const& line : lines) {
+                CHECK(line.ends_with("}\n"));
+                auto const json = nlohmann::json::parse(line);
+                CHECK(json.at("rank") == comm.rank());
+                CHECK(json.at("divisor") == comm.size());
+            }
+        }
+    });
+}
+
+TEST_CASE("lines go into a file, and only from ranks that say so") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4}, 1.0);
+        joinable::DistributedDataParallel ddp{
+            comm, params, joinable::DataParallelOptions{.report_every = 2}
+        };
+        std::FILE* const file = std::tmpfile();
+        REQUIRE(file != nullptr);
+        if (comm.rank() == 0) {
+            joinable::report_to(ddp, file);
+        }
+        std::string expected;
+        for (int round = 0; round < 4; ++round) {
+            train(ddp);
+            if (comm.rank() == 0 && round % 2 == 1) {
+                expected += to_json(joinable::data_parallel_report(ddp)) + "\n";
+            }
+        }
+        std::rewind(file);
+        std::string text(10'000, ' ');
+        text.resize(std::fread(text.data(), 1, text.size(), file));
+        static_cast<void>(std::fclose(file));
+        CHECK(text == expected);
+    });
+}
+
+TEST_CASE("what a sink of lines throws leaves the guard, and the others hear of it") {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4}, 1.0);
+        joinable::DistributedDataParallel ddp{
+            comm, params, joinable::DataParallelOptions{.report_every = 2}
+        };
+        if (comm.rank() == 1) {
+            joinable::report_to(ddp, [](std::string_view) {
+                throw std::runtime_error{"disk full"};
+            });
+        }
+        int rounds = 0;
+        int failed = -1;
+        std::string text;
+        try {
+            joinable::Join guard{joinable::participants(ddp)};
+            for (; rounds < 5; ++rounds) {
+                train(ddp);
+            }
+            guard.finish();
+        } catch (joinable::PeerFailed const& error) {
+            failed = error.rank();
+        } catch (std::runtime_error const& error) {
+            text = error.what();
+        }
+        CHECK(failed == (comm.rank() == 1 ? -1 : 1));
+        CHECK(text == (comm.rank() == 1 ? "disk full" : ""));
+        CHECK(rounds == (comm.rank() == 1 ? 1 : 2));
+        std::uint64_t sum = 1; // it failed between rounds, so collectives go on
+        comm.all_reduce({&sum, 1, joinable::DType::u64}, joinable::ReduceOp::sum).wait();
+        CHECK(sum == static_cast<std::uint64_t>(comm.size()));
+    });
+}
+
+TEST_CASE("a model that never reports refuses a sink of lines") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4}, 1.0);
+        joinable::DistributedDataParallel ddp{comm, params};
+        CHECK_THROWS_WITH_AS(
+            joinable::report_to(ddp, stderr),
+            "a report is written in every DataParallelOptions::report_every rounds, but that is 0, which is never; "
+            "set it on all ranks",
+            joinable::ContractViolation
+        );
+    });
+}
+
+TEST_CASE("a model that averages nothing has no divisor") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        auto params = make_params<double>({4}, 1.0);
+        joinable::DistributedDataParallel ddp{
+            comm,
+            params,
+            joinable::DataParallelOptions{.sync_at_end = false},
+            joinable::NoReduction{}
+        };
+        train(ddp);
+        CHECK(joinable::data_parallel_report(ddp).divisor == 0);
     });
 }
 

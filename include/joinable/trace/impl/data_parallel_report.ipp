@@ -90,6 +90,10 @@ template <class F>
 void for_each_member(DataParallelReport const& report, F const& f) {
     f("rank", report.rank, "");
     f("world_size", report.world_size, "");
+    if (!report.model.empty()) {
+        f("model", report.model, "");
+    }
+    f("device", report.device, "");
     f("reduction", report.reduction, "");
     f("parameters", report.parameters, "");
     f("parameter_bytes", report.parameter_bytes, "");
@@ -102,6 +106,8 @@ void for_each_member(DataParallelReport const& report, F const& f) {
     f("gradient_as_bucket_view", report.gradient_as_bucket_view, "");
     f("could_be_views", report.could_be_views, "");
     f("broadcast_buffers", report.broadcast_buffers, "");
+    f("uneven_inputs", report.uneven_inputs, "");
+    f("divisor", report.divisor, "");
     f("timed_rounds", report.timed_rounds, "");
     f("round", report.round.count(), "_nanoseconds");
     f("forward", report.forward.count(), "_nanoseconds");

@@ -187,6 +187,7 @@ TEST_CASE(
             ddp.backward([&](auto ready) { model.backward(0, ready); });
             guard.finish();
             auto const report = joinable::data_parallel_report(ddp);
+            CHECK(report.device.starts_with("CUDA device "));
             CHECK(report.timed_rounds == 1);
             CHECK(report.backward > std::chrono::nanoseconds{});
             CHECK_FALSE(report.buckets);

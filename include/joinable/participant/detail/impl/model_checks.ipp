@@ -41,6 +41,8 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("verify_ready", options.verify_ready);
     list.add("shares_values", options.shares_values);
     list.add("verify_replicas", options.verify_replicas);
+    list.add("report_every", options.report_every);
+    list.add("model_name", options.model_name);
     list.add("ignore", options.ignore);
     list.add("sparse", options.sparse);
 }

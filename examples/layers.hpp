@@ -78,14 +78,14 @@ inline double uniform(std::mt19937& random) {
     return static_cast<double>(random()) / 0x1p31 - 1.0;
 }
 
-inline constexpr std::array<std::size_t, 5> widths{6, 24, 6, 24, 2};
-inline constexpr std::size_t features = widths.front();
-inline constexpr std::size_t targets = widths.back();
+inline constexpr std::size_t features = 6;
+inline constexpr std::size_t targets = 2;
 inline constexpr int epochs = 10;
 inline constexpr double rate = 0.2;
 
 /// The network: there is a tanh after each layer but the last.
-inline std::vector<Layer> make_layers() {
+inline std::vector<Layer> make_layers(std::size_t hidden = 24) {
+    std::array<std::size_t, 5> const widths{features, hidden, 6, hidden, targets};
     std::mt19937 random{1};
     std::vector<Layer> layers;
     for (std::size_t k = 0; k + 1 < widths.size(); ++k) {

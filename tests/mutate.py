@@ -129,6 +129,48 @@ MUTATIONS = [
         "if (list[i].requires_grad() && grad_dtype(list, i) != list[i].value().dtype()) {", "if (false) {",
         "bucket/wide_gradients.test.cpp", "sharded training refuses*",
     ),
+    # -- booleans, i16, u16 and complex numbers ------------------------------------------------------
+    Mutation(
+        "integers-of-16-bits-are-reduced", "tensor/reduce_op.hpp",
+        "case NumberKind::integer: return size_of(dtype) != 2;", "case NumberKind::integer: return true;",
+        "reduction/reduce.test.cpp", "a reduction gives*",
+    ),
+    Mutation(
+        "complex-numbers-have-an-order", "tensor/reduce_op.hpp",
+        "case NumberKind::complex: return !is_bitwise && !is_order;",
+        "case NumberKind::complex: return !is_bitwise;",
+        "communicator/collectives.test.cpp", "booleans*",
+    ),
+    Mutation(
+        "booleans-are-added", "tensor/reduce_op.hpp",
+        "case NumberKind::boolean: return is_bitwise || is_order;", "case NumberKind::boolean: return true;",
+        "communicator/collectives.test.cpp", "booleans*",
+    ),
+    Mutation(
+        "complex-products-are-of-parts", "reduction/lanes.hpp",
+        "a = {{ac - bd, ad + bc}};", "a = {{ac, bd}};",
+        "reduction/reduce.test.cpp", "complex numbers*",
+    ),
+    Mutation(
+        "pairs-of-reals-keep-the-strides-of-complex-numbers", "tensor/any_view.hpp",
+        "strides.push_back(2 * stride);", "strides.push_back(stride);",
+        "device/copy.test.cpp", "kernels between*",
+    ),
+    Mutation(
+        "files-name-numbers-of-8-bits-as-unknown", "checkpoint/detail/safetensors.hpp",
+        'word.starts_with("F8")', "false",
+        "checkpoint/detail/safetensors.test.cpp", "numbers of 8 bits*",
+    ),
+    Mutation(
+        "files-of-complex-values-read-as-reals", "checkpoint/detail/model_layout.hpp",
+        "if (header.metadata.contains(mark_of_complex(tensor.name)) != tensor.is_complex) {", "if (false) {",
+        "checkpoint/complex.test.cpp", "complex values*",
+    ),
+    Mutation(
+        "complex-gradients-are-seen-as-they-are", "tensor/parameters.hpp",
+        "return detail::as_reals(functions_->grad(object_));", "return functions_->grad(object_);",
+        "participant/complex_parameters.test.cpp", "complex gradients*",
+    ),
     # -- in which order the elements of a tensor lie ------------------------------------------------
     Mutation(
         "column-major-types-have-row-major-strides", "tensor/tensor.hpp",

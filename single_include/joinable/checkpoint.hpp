@@ -229,13 +229,15 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A tensor in a file.
+/// A tensor in a file. Complex numbers are pairs of reals in a last dimension of extent 2; the metadata
+/// say which tensors are such.
 struct StoredTensor {
     std::string name;
-    DType dtype = DType::f32;
+    DType dtype = DType::f32; ///< not complex
     Shape extents;
     std::uint64_t begin = 0; ///< first of its bytes in the data
     std::uint64_t end = 0;
+    bool is_complex = false; ///< `extents` end with the 2 parts
 
     [[nodiscard]] std::size_t numel() const { return joinable::numel(extents); }
 };
@@ -245,14 +247,14 @@ struct FileHeader {
     std::map<std::string, std::string> metadata;
 };
 
+/// The key of the metadata that says that a tensor is complex.
+[[nodiscard]] inline std::string mark_of_complex(std::string_view tensor) {
+    return concat("parts of ", tensor);
+}
+
 inline constexpr std::size_t length_bytes = 8; ///< before the header
 inline constexpr std::uint64_t max_header_bytes =
     100'000'000; ///< the limit of the format's own library
-
-/// The format's names, by DType.
-inline constexpr std::string_view stored_dtypes[dtype_count] = {
-    "F16", "BF16", "F32", "F64", "I8", "U8", "I32", "U32", "I64", "U64"
-};
 
 /// Throws ContractViolation about a file.
 template <class... Pieces>
@@ -293,7 +295,7 @@ inline void place_tensors(std::vector<StoredTensor>& tensors) {
                 shape.push_back(extent);
             }
             json& entry = all[tensor.name];
-            entry["dtype"] = stored_dtypes[static_cast<std::size_t>(tensor.dtype)];
+            entry["dtype"] = row_of(tensor.dtype).stored;
             entry["shape"] = std::move(shape);
             entry["data_offsets"] = {tensor.begin, tensor.end};
         }
@@ -431,17 +433,24 @@ private:
         StoredTensor tensor;
         tensor.name = name;
         Json const& dtype = field(name, entry, "dtype");
-        auto const* const found = std::find(
-            std::begin(stored_dtypes),
-            std::end(stored_dtypes),
-            dtype.is_string() ? dtype.get_ref<std::string const&>() : std::string{}
+        std::string const word = dtype.is_string() ? dtype.get<std::string>() : std::string{};
+        auto const* const found = std::find_if( // no complex one, whose parts come first
+            std::begin(dtype_table),
+            std::end(dtype_table),
+            [&](DTypeRow const& row) { return row.stored == word; }
         );
-        if (found == std::end(stored_dtypes)) {
+        if (found == std::end(dtype_table)) {
             refuse(
-                "tensor ", name, " is of dtype ", dtype.dump(), ", which is none of this library"
+                "tensor ",
+                name,
+                " is of dtype ",
+                dtype.dump(),
+                word.starts_with("F8")
+                    ? ", but numbers of 8 bits have no DType; store F16 or wider ones"
+                    : ", which is none of this library"
             );
         }
-        tensor.dtype = static_cast<DType>(found - std::begin(stored_dtypes));
+        tensor.dtype = static_cast<DType>(found - std::begin(dtype_table));
         auto const shape = numbers(name, entry, "shape");
         if (shape.size() > max_tensor_rank) {
             refuse(
@@ -913,12 +922,15 @@ public:
         for (std::size_t k = 0; k < groups.size(); ++k) {
             append(groups[k], names[k]);
         }
-        for (KeptTensor const& tensor : kept_) {
+        for (KeptTensor& tensor : kept_) {
+            bool const is_complex = detail::is_complex(tensor.view.dtype());
+            tensor.view = as_reals(tensor.view);
             first_of_kept_.push_back(tensors_.size());
             bool const is_one = tensor.kind == KeptTensor::Kind::same;
             for (std::size_t rank = 0; rank < (is_one ? 1 : writers); ++rank) {
                 std::string name = is_one ? tensor.name : concat(tensor.name, "/", rank);
                 tensors_.push_back({std::move(name), tensor.view.dtype(), tensor.view.extents()});
+                tensors_.back().is_complex = is_complex;
             }
         }
         std::set<std::string_view> all{"__metadata__"};
@@ -943,7 +955,7 @@ public:
     void place_as(std::string_view file, FileHeader const& header) {
         Stored stored = by_name(header);
         for (StoredTensor& tensor : tensors_) {
-            place_as(file, tensor, stored);
+            place_as(file, tensor, stored, header);
         }
         require_none_left(file, header, stored);
     }
@@ -958,7 +970,7 @@ public:
         for (std::size_t const value : first_of_) {
             std::string_view const name = tensors_[value].name;
             if (names.empty() || unknown.erase(name) != 0) {
-                place_as(file, tensors_[value], stored);
+                place_as(file, tensors_[value], stored, header);
                 placed.insert(value);
             }
         }
@@ -1059,7 +1071,9 @@ private:
         }
         return stored;
     }
-    static void place_as(std::string_view file, StoredTensor& tensor, Stored& stored) {
+    static void place_as(
+        std::string_view file, StoredTensor& tensor, Stored& stored, FileHeader const& header
+    ) {
         auto const found = stored.find(tensor.name);
         bool const is_there = found != stored.end();
         if (!is_there || found->second->dtype != tensor.dtype ||
@@ -1072,6 +1086,15 @@ private:
                 to_text(tensor),
                 ", but it has ",
                 is_there ? to_text(*found->second) : "none of that name"
+            );
+        }
+        if (header.metadata.contains(mark_of_complex(tensor.name)) != tensor.is_complex) {
+            refuse_file(
+                file,
+                "it is of another model: tensor ",
+                tensor.name,
+                tensor.is_complex ? " is complex, but the file has reals of the same extents"
+                                  : " has reals, but that of the file is complex"
             );
         }
         tensor.begin = found->second->begin;
@@ -1108,6 +1131,7 @@ private:
             std::string const name = stored_name(group.parameters, i, group.first);
             first_of_.push_back(tensors_.size());
             tensors_.push_back({name, value.dtype(), value.extents()});
+            tensors_.back().is_complex = group.parameters[i].is_complex();
             if (states[i] == nullptr) {
                 continue; // frozen
             }
@@ -1407,6 +1431,7 @@ struct TrainingState {
     RuleSettings reduction;                      ///< its name and settings, if it has state
     std::vector<std::uint64_t> order;            ///< of the parameters in its buckets
     std::map<std::string, std::uint64_t> hashes; ///< of each tensor, by name
+    std::vector<std::string> complex;            ///< names of tensors, to be written
 };
 
 inline constexpr std::string_view checkpoint_format = "joinable checkpoint";
@@ -1480,6 +1505,9 @@ inline constexpr std::string_view prefix_of_reduction = "reduction: ";
     }
     for (auto const& [name, hash] : state.hashes) {
         metadata.emplace("hash of " + name, hex_of(hash));
+    }
+    for (std::string const& name : state.complex) {
+        metadata.emplace(mark_of_complex(name), "real, imaginary");
     }
     metadata.emplace("checksum", checksum_of(metadata));
     return metadata;
@@ -1645,8 +1673,8 @@ using Factors = Numbered<double>;
 
 /// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
 /// do not depend on which rank computes them or on how the work was divided. There is at least one
-/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
-/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
+/// input and one output, and is_reducible(dtype, op). An output may be one of the inputs; otherwise they do not overlap. With
+/// factors it is a sum of floating-point or complex numbers, each multiplied and rounded first. 16-bit numbers
 /// are multiplied as floats.
 void reduce_to(
     DType dtype,
@@ -2175,7 +2203,11 @@ private:
         std::size_t const parameters = words.size() - layout.tensors().size();
         state.steps.assign(words.begin(), words.begin() + std::ptrdiff_t(parameters));
         for (std::size_t k = 0; k < layout.tensors().size(); ++k) {
-            state.hashes.emplace(layout.tensors()[k].name, words[parameters + k]);
+            detail::StoredTensor const& tensor = layout.tensors()[k];
+            state.hashes.emplace(tensor.name, words[parameters + k]);
+            if (tensor.is_complex) {
+                state.complex.push_back(tensor.name);
+            }
         }
         return detail::header_text(file_, {layout.tensors(), detail::metadata_of(state)});
     }

@@ -863,6 +863,7 @@ struct CudaCopy {
     double const* factor_at;
     std::size_t count;
     DType dtype;
+    std::uint8_t element_bytes;   ///< size_of(dtype), at most 8: a complex number is two elements
     std::uint8_t levels;          ///< at least one
     Level level[max_tensor_rank]; ///< innermost first; neighbours are merged where possible
 
@@ -914,7 +915,8 @@ namespace detail {
 /// A copy of elements in the same order in both places. `from` null: zeros.
 [[nodiscard]] inline CudaCopy
 cuda_copy(void const* from, Shape const& from_strides, double factor, AnyView const& to) {
-    CudaCopy copy{from, to.data(), factor, nullptr, to.numel(), to.dtype(), 0, {}};
+    auto const element_bytes = static_cast<std::uint8_t>(size_of(to.dtype()));
+    CudaCopy copy{from, to.data(), factor, nullptr, to.numel(), to.dtype(), element_bytes, 0, {}};
     Loops const loops{to.extents(), from_strides, to.strides(), 1};
     auto const levels = loops.levels();
     for (std::size_t l = levels.size(); l-- > 0;) {
@@ -1337,13 +1339,13 @@ public:
     void copy(AnyView const& from, AnyView const& to) override { take("copy", from, 1.0, to); }
     /// @throws ContractViolation  also if there are no kernels and the factor is not 1.
     void scale_copy(AnyView const& from, double factor, AnyView const& to) override {
-        if (factor != 1.0 && (!can_scale() || !is_floating_point(to.dtype()))) {
+        if (factor != 1.0 && (!can_scale() || !detail::is_scalable(to.dtype()))) {
             throw ContractViolation{detail::concat(
                 "scale_copy: a tensor of ",
                 name_of(to.dtype()),
                 " cannot be scaled by ",
                 factor,
-                can_scale() ? "; only floating-point dtypes can"
+                can_scale() ? "; only floating-point and complex dtypes can"
                             : " without kernels; call CudaDevice::use_kernels first"
             )};
         }
@@ -1351,7 +1353,8 @@ public:
     }
     void fill_zero(AnyView const& to) override {
         require_here("fill_zero", to);
-        queue_.push_back(detail::cuda_copy(nullptr, to.strides(), 1.0, to));
+        AnyView const target = detail::as_reals(to);
+        queue_.push_back(detail::cuda_copy(nullptr, target.strides(), 1.0, target));
     }
     [[nodiscard]] bool can_scale() const noexcept override { return kernels_.run != nullptr; }
 
@@ -1530,8 +1533,15 @@ private:
         require_here(what, to);
         detail::check_pair(what, without_device(from), without_device(to));
         if (to.numel() != 0 && !(factor == 1.0 && detail::is_same_view(from, to))) {
-            queue_.push_back(detail::cuda_copy(from.data(), from.strides(), factor, to));
+            put(from, factor, to);
         }
+    }
+    /// Kernels know no complex numbers.
+    void put(AnyView const& from, double factor, AnyView const& to) {
+        if (detail::is_complex(to.dtype())) {
+            return put(detail::as_reals(from), factor, detail::as_reals(to));
+        }
+        queue_.push_back(detail::cuda_copy(from.data(), from.strides(), factor, to));
     }
     void move(std::byte* from, std::byte* to, std::size_t bytes) {
         if (bytes != 0) {

@@ -430,29 +430,26 @@ namespace detail {
 
 namespace joinable { inline namespace v0 {
 
-/// The element types that communicators move and reduce.
-enum class DType : std::uint8_t { f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64 };
-
-namespace detail {
-
-inline constexpr std::string_view dtype_names[] = {
-    "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64"
+/// The element types that communicators move. All are broadcast, gathered and stored; ReduceOp says
+/// which are reduced. A boolean is one byte, 0 or 1. c64 and c128 are two f32 or two f64: the real
+/// part, then the imaginary one.
+enum class DType : std::uint8_t {
+    f16,
+    bf16,
+    f32,
+    f64,
+    i8,
+    u8,
+    i32,
+    u32,
+    i64,
+    u64,
+    boolean,
+    i16,
+    u16,
+    c64,
+    c128
 };
-inline constexpr std::size_t dtype_sizes[] = {2, 2, 4, 8, 1, 1, 4, 4, 8, 8};
-
-} // namespace detail
-
-/// The number of DTypes. Their values are [0, dtype_count).
-inline constexpr std::size_t dtype_count = std::size(detail::dtype_names);
-
-[[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
-    return dtype <= DType::f64; // these come first
-}
-
-/// Whether elements have 16 bits (Half or BFloat16). Arithmetic on them uses float.
-[[nodiscard]] constexpr bool is_half_precision(DType dtype) noexcept {
-    return dtype == DType::f16 || dtype == DType::bf16;
-}
 
 /// IEEE 754 binary16 as storage. It has no arithmetic of its own: reductions convert to float.
 /// Conversion from float rounds to nearest, ties to even.
@@ -477,31 +474,128 @@ struct BFloat16 {
 
 namespace detail {
 
+/// The storage type of complex numbers.
+template <std::floating_point Real>
+struct Complex {
+    using value_type = Real;
+    Real parts[2];
+
+    [[nodiscard]] constexpr Real real() const noexcept { return parts[0]; }
+    [[nodiscard]] constexpr Real imag() const noexcept { return parts[1]; }
+};
+
+/// A complex number of two floats or doubles side by side, such as std::complex, whose header is
+/// large and not needed.
+template <class T>
+concept complex_number =
+    std::is_class_v<T> &&
+    requires(T const& number) {
+        typename T::value_type;
+        { number.real() } -> std::same_as<typename T::value_type>;
+        { number.imag() } -> std::same_as<typename T::value_type>;
+    } &&
+    (std::same_as<typename T::value_type, float> || std::same_as<typename T::value_type, double>) &&
+    sizeof(T) == 2 * sizeof(typename T::value_type) && std::is_trivially_copyable_v<T>;
+
+template <class T>
+concept floating_number = std::same_as<T, Half> || std::same_as<T, BFloat16> ||
+                          std::same_as<T, float> || std::same_as<T, double>;
+template <class T>
+concept integer_number = std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, wchar_t> &&
+                         !std::same_as<T, char8_t> && !std::same_as<T, char16_t> &&
+                         !std::same_as<T, char32_t> && sizeof(T) <= 8;
+
 template <class T>
 concept has_dtype =
-    std::same_as<T, Half> || std::same_as<T, BFloat16> || std::same_as<T, float> ||
-    std::same_as<T, double> ||
-    (std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, wchar_t> &&
-     !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t> &&
-     (sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8));
+    floating_number<T> || integer_number<T> || std::same_as<T, bool> || complex_number<T>;
+
+enum class NumberKind : std::uint8_t { half, bfloat, floating_point, integer, boolean, complex };
+
+template <has_dtype T>
+inline constexpr NumberKind kind_of = std::same_as<T, Half>       ? NumberKind::half
+                                      : std::same_as<T, BFloat16> ? NumberKind::bfloat
+                                      : std::floating_point<T>    ? NumberKind::floating_point
+                                      : std::same_as<T, bool>     ? NumberKind::boolean
+                                      : std::integral<T>          ? NumberKind::integer
+                                                                  : NumberKind::complex;
+
+/// What is known of a DType.
+struct DTypeRow {
+    std::string_view name;
+    std::string_view stored; ///< in files; that of the parts of a complex one
+    std::size_t size;        ///< in bytes
+    NumberKind kind;
+    bool is_signed; ///< of an integer
+    DType real;     ///< that of the parts of a complex one, else itself
+};
+
+/// The one list of all DTypes, in the order of their values. visit_dtype() has their types.
+inline constexpr DTypeRow dtype_table[] = {
+    {"f16", "F16", 2, NumberKind::half, false, DType::f16},
+    {"bf16", "BF16", 2, NumberKind::bfloat, false, DType::bf16},
+    {"f32", "F32", 4, NumberKind::floating_point, false, DType::f32},
+    {"f64", "F64", 8, NumberKind::floating_point, false, DType::f64},
+    {"i8", "I8", 1, NumberKind::integer, true, DType::i8},
+    {"u8", "U8", 1, NumberKind::integer, false, DType::u8},
+    {"i32", "I32", 4, NumberKind::integer, true, DType::i32},
+    {"u32", "U32", 4, NumberKind::integer, false, DType::u32},
+    {"i64", "I64", 8, NumberKind::integer, true, DType::i64},
+    {"u64", "U64", 8, NumberKind::integer, false, DType::u64},
+    {"boolean", "BOOL", 1, NumberKind::boolean, false, DType::boolean},
+    {"i16", "I16", 2, NumberKind::integer, true, DType::i16},
+    {"u16", "U16", 2, NumberKind::integer, false, DType::u16},
+    {"c64", "F32", 8, NumberKind::complex, false, DType::f32},
+    {"c128", "F64", 16, NumberKind::complex, false, DType::f64},
+};
+
+[[nodiscard]] constexpr DTypeRow const& row_of(DType dtype) noexcept {
+    return dtype_table[static_cast<std::size_t>(dtype)];
+}
 
 template <class T>
 consteval DType find_dtype() {
-    if constexpr (std::same_as<T, Half>) {
-        return DType::f16;
-    } else if constexpr (std::same_as<T, BFloat16>) {
-        return DType::bf16;
-    } else if constexpr (std::same_as<T, float>) {
-        return DType::f32;
-    } else if constexpr (std::same_as<T, double>) {
-        return DType::f64;
-    } else if constexpr (sizeof(T) == 1) {
-        return std::is_signed_v<T> ? DType::i8 : DType::u8;
-    } else if constexpr (sizeof(T) == 4) {
-        return std::is_signed_v<T> ? DType::i32 : DType::u32;
-    } else {
-        return std::is_signed_v<T> ? DType::i64 : DType::u64;
+    bool const is_signed = std::integral<T> && std::is_signed_v<T>;
+    std::size_t i = 0;
+    while (dtype_table[i].kind != kind_of<T> || dtype_table[i].size != sizeof(T) ||
+           dtype_table[i].is_signed != is_signed) {
+        ++i;
     }
+    return static_cast<DType>(i);
+}
+
+} // namespace detail
+
+/// The number of DTypes. Their values are [0, dtype_count).
+inline constexpr std::size_t dtype_count = std::size(detail::dtype_table);
+
+[[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
+    return dtype <= DType::f64; // these come first
+}
+
+/// Whether elements have 16 bits (Half or BFloat16). Arithmetic on them uses float.
+[[nodiscard]] constexpr bool is_half_precision(DType dtype) noexcept {
+    return dtype == DType::f16 || dtype == DType::bf16;
+}
+
+namespace detail {
+
+[[nodiscard]] constexpr bool is_complex(DType dtype) noexcept {
+    return row_of(dtype).kind == NumberKind::complex;
+}
+
+/// The dtype of the parts of complex numbers; `dtype` if it is not complex.
+[[nodiscard]] constexpr DType real_of(DType dtype) noexcept {
+    return row_of(dtype).real;
+}
+
+/// The number of elements of real_of(dtype) in one of `dtype`: 2 if it is complex, else 1.
+[[nodiscard]] constexpr std::size_t reals_in(DType dtype) noexcept {
+    return is_complex(dtype) ? 2 : 1;
+}
+
+/// The complex dtype whose parts are `real`, f32 or f64.
+[[nodiscard]] constexpr DType complex_of(DType real) noexcept {
+    return real == DType::f64 ? DType::c128 : DType::c64;
 }
 
 } // namespace detail
@@ -512,9 +606,9 @@ consteval DType find_dtype() {
 /// |---------------|---------|---------------------------------------------------------------------|
 /// | `dtype_of<T>` | `DType` | by kind and size: `long` and `long long` share one                  |
 ///
-/// Models: float, double, Half, BFloat16, and the integers of 1, 4 and 8 bytes, except bool and
-/// wide characters. Use unsigned char for masks that are communicated (buffers, broadcasts): a sum
-/// of bools would not be a bool.
+/// Models: float, double, Half, BFloat16, bool, the integers of 1, 2, 4 and 8 bytes except wide
+/// characters, and complex numbers of float or double (std::complex, and others whose members
+/// `real()` and `imag()` return the two parts that they consist of).
 template <class T>
 concept Element = detail::has_dtype<T>;
 
@@ -524,12 +618,12 @@ inline constexpr DType dtype_of = detail::find_dtype<T>();
 
 /// The size of one element in bytes.
 [[nodiscard]] constexpr std::size_t size_of(DType dtype) noexcept {
-    return detail::dtype_sizes[static_cast<std::size_t>(dtype)];
+    return detail::row_of(dtype).size;
 }
 
 /// The enumerator's name.
 [[nodiscard]] constexpr std::string_view name_of(DType dtype) noexcept {
-    return detail::dtype_names[static_cast<std::size_t>(dtype)];
+    return detail::row_of(dtype).name;
 }
 
 /// Calls `function(std::type_identity<T>{})` with the storage type of `dtype`. This is the only
@@ -546,6 +640,11 @@ constexpr decltype(auto) visit_dtype(DType dtype, F&& function) {
     case DType::i32: return function(std::type_identity<std::int32_t>{});
     case DType::u32: return function(std::type_identity<std::uint32_t>{});
     case DType::i64: return function(std::type_identity<std::int64_t>{});
+    case DType::boolean: return function(std::type_identity<bool>{});
+    case DType::i16: return function(std::type_identity<std::int16_t>{});
+    case DType::u16: return function(std::type_identity<std::uint16_t>{});
+    case DType::c64: return function(std::type_identity<detail::Complex<float>>{});
+    case DType::c128: return function(std::type_identity<detail::Complex<double>>{});
     case DType::u64: break;
     }
     return function(std::type_identity<std::uint64_t>{});
@@ -670,16 +769,36 @@ struct ConstBuffer {
     [[nodiscard]] constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
 };
 
+namespace detail {
+
+/// The same memory with complex numbers as pairs of reals. Others stay.
+[[nodiscard]] constexpr Buffer as_reals(Buffer buffer) noexcept {
+    return {buffer.data, buffer.count * reals_in(buffer.dtype), real_of(buffer.dtype)};
+}
+
+} // namespace detail
+
 }} // namespace joinable::v0
 
 // ---- joinable/tensor/reduce_op.hpp
 
 namespace joinable { inline namespace v0 {
 
-/// How a reduction combines two elements. Sums and products of integers wrap around. Bitwise
-/// operations are for integers only. The min and max of floating-point numbers are NaN if a number is
-/// NaN, and -0 is less than 0, so the bits do not depend on the order of ranks. NCCL differs: it
-/// ignores a NaN unless all numbers are NaN, and either zero may result.
+/// How a reduction combines two elements. The operations of each kind of elements:
+///
+/// | elements                                     | operations                                     |
+/// |----------------------------------------------|------------------------------------------------|
+/// | floating-point numbers                       | sum, product, min, max                         |
+/// | integers of 8, 32 and 64 bits                | all; sums and products wrap around             |
+/// | booleans                                     | min and bit_and (and), max and bit_or (or)     |
+/// | complex numbers                              | sum, product                                   |
+/// | i16, u16                                     | none: convert them to i32                      |
+///
+/// Others are refused by a ContractViolation before data moves. NCCL has no bitwise operations and no
+/// product of complex numbers. The min and max of floating-point numbers are NaN if a number is NaN,
+/// and -0 is less than 0, so the bits do not depend on the order of ranks. NCCL differs: it ignores a
+/// NaN unless all numbers are NaN, and either zero may result. A product of complex numbers is
+/// (ac - bd) + (ad + bc)i, each product and sum rounded.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
 
 namespace detail {
@@ -697,6 +816,27 @@ inline constexpr std::size_t reduce_op_count = std::size(detail::reduce_op_names
 [[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
     return detail::reduce_op_names[static_cast<std::size_t>(op)];
 }
+
+namespace detail {
+
+/// Whether elements of a dtype are combined by an operation: the table at ReduceOp.
+[[nodiscard]] constexpr bool is_reducible(DType dtype, ReduceOp op) noexcept {
+    bool const is_bitwise = op == ReduceOp::bit_and || op == ReduceOp::bit_or;
+    bool const is_order = op == ReduceOp::min || op == ReduceOp::max;
+    switch (row_of(dtype).kind) {
+    case NumberKind::integer: return size_of(dtype) != 2;
+    case NumberKind::boolean: return is_bitwise || is_order;
+    case NumberKind::complex: return !is_bitwise && !is_order;
+    default: return !is_bitwise;
+    }
+}
+
+/// Whether a sum may multiply by factors, which are real.
+[[nodiscard]] constexpr bool is_scalable(DType dtype) noexcept {
+    return is_floating_point(real_of(dtype));
+}
+
+} // namespace detail
 
 }} // namespace joinable::v0
 
@@ -1062,6 +1202,7 @@ template <class T>
 struct tensor_traits; // primary undefined: a type without a specialisation is no tensor
 
 template <Element U, class Allocator>
+    requires(!std::same_as<U, bool>) // packed into bits
 struct tensor_traits<std::vector<U, Allocator>> {
     using value_type = U;
     static U* data(std::vector<U, Allocator>& t) noexcept { return t.data(); }
@@ -1261,14 +1402,13 @@ concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
 
 namespace detail {
 
-/// A container of bools, or a tensor whose traits say that its elements are bools. It is refused
-/// rather than treated as u8, because a sum of bools would not be a bool.
+/// A container that packs bools into bits: std::vector<bool>.
 template <class T>
-concept has_bool_elements = !Tensor<T> && (requires {
+concept has_packed_bools = !Tensor<T> && requires {
     requires std::same_as<typename std::remove_cvref_t<T>::value_type, bool>;
-} || requires { requires std::same_as<typename traits_of<T>::value_type, bool>; });
+};
 
-/// A container whose elements have no DType, such as std::vector<short>.
+/// A container whose elements have no DType, such as std::vector<long double>.
 template <class T>
 concept has_other_elements = !has_tensor_traits<T> && requires {
     typename std::remove_cvref_t<T>::value_type;
@@ -1281,13 +1421,14 @@ concept has_other_elements = !has_tensor_traits<T> && requires {
 template <class T>
 consteval bool models_tensor() {
     static_assert(
-        !detail::has_bool_elements<T>,
-        "Tensor: bool has no DType, and std::vector<bool> no contiguous elements; use unsigned char"
+        !detail::has_packed_bools<T>,
+        "Tensor: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array "
+        "of bool"
     );
     static_assert(
         !detail::has_other_elements<T>,
-        "Tensor: the elements have no DType; use float, double, Half, BFloat16 or an integer of 1, 4 or 8 "
-        "bytes"
+        "Tensor: the elements have no DType; use float, double, Half, BFloat16, bool, a complex number of "
+        "float or double, or an integer of at most 8 bytes"
     );
     constexpr bool is_number = std::is_arithmetic_v<std::remove_cvref_t<T>>;
     static_assert(!is_number, "Tensor: a number is no tensor; give std::span{&number, 1}");
@@ -1759,6 +1900,49 @@ namespace detail {
 /// Whether the tensor has memory, or needs none because it has no elements.
 [[nodiscard]] inline bool has_memory(AnyView const& view) {
     return view.data() != nullptr || view.numel() == 0;
+}
+
+/// The same memory with complex numbers as pairs of reals, in a last dimension of extent 2. Others
+/// stay.
+/// @throws ContractViolation  the tensor is complex and has `max_tensor_rank` dimensions.
+[[nodiscard]] inline AnyView as_reals(AnyView const& view) {
+    if (!is_complex(view.dtype())) {
+        return view;
+    }
+    if (view.extents().size() == max_tensor_rank) {
+        throw ContractViolation{concat(
+            "a tensor of complex numbers has at most ",
+            max_tensor_rank - 1,
+            " dimensions here, because its parts are one more, but this one has ",
+            max_tensor_rank,
+            "; merge two of them"
+        )};
+    }
+    Shape extents = view.extents();
+    Shape strides;
+    for (std::size_t const stride : view.strides()) {
+        strides.push_back(2 * stride);
+    }
+    extents.push_back(2);
+    strides.push_back(1);
+    return {view.data(), real_of(view.dtype()), extents, strides, view.device()};
+}
+
+/// The shape of complex numbers whose pairs of reals are of this shape.
+[[nodiscard]] inline Shape without_last(Shape const& shape) {
+    return Shape{std::span{shape.data(), shape.size() - 1}};
+}
+
+/// What as_reals() was given.
+/// @pre `view` is what it returned, or has its shape.
+[[nodiscard]] inline AnyView as_complex(AnyView const& view) {
+    Shape strides;
+    for (std::size_t const stride : without_last(view.strides())) {
+        strides.push_back(stride / 2);
+    }
+    return {
+        view.data(), complex_of(view.dtype()), without_last(view.extents()), strides, view.device()
+    };
 }
 
 /// A view of any writable tensor. Returns an AnyView unchanged.
@@ -3010,6 +3194,8 @@ void for_all_rows(
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -3065,6 +3251,18 @@ JOINABLE_DEFINITION void check_pair(std::string_view what, AnyView const& from, 
     }
 }
 
+/// Calls f with an unsigned integer of the size of the dtype's elements.
+/// @pre the size is at most 8
+template <class F>
+void visit_bits(DType dtype, F const& f) {
+    switch (size_of(dtype)) {
+    case 1: return f(std::uint8_t{});
+    case 2: return f(std::uint16_t{});
+    case 4: return f(std::uint32_t{});
+    default: return f(std::uint64_t{});
+    }
+}
+
 /// Applies an operation to each element of `to` and the element of `from` at the same index.
 template <class Operation>
 void for_each_element(Operation const& operation, AnyView const& from, AnyView const& to) {
@@ -3094,8 +3292,11 @@ JOINABLE_DEFINITION void copy(AnyView const& from, AnyView const& to) {
     if (detail::is_same_view(from, to)) {
         return;
     }
-    visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
-        detail::for_each_element(detail::Assign<detail::bits_of_size<sizeof(T)>>{}, from, to);
+    if (from.dtype() == DType::c128) {
+        return copy(detail::as_reals(from), detail::as_reals(to));
+    }
+    detail::visit_bits(from.dtype(), [&]<class Bits>(Bits) {
+        detail::for_each_element(detail::Assign<Bits>{}, from, to);
     });
 }
 
@@ -3105,28 +3306,41 @@ JOINABLE_DEFINITION void scale_copy(AnyView const& from, double factor, AnyView 
         return;
     }
     detail::check_pair("scale_copy", from, to);
-    visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
-        if constexpr (std::is_integral_v<T>) {
-            throw ContractViolation{
-                "scale_copy: a tensor of " + detail::to_text(name_of(from.dtype())) +
-                " cannot be scaled by " + detail::to_text(factor) +
-                "; only floating-point dtypes can"
-            };
-        } else {
-            detail::for_each_element(detail::Scale<T>{factor}, from, to);
-        }
+    if (!detail::is_scalable(from.dtype())) {
+        throw ContractViolation{
+            "scale_copy: a tensor of " + detail::to_text(name_of(from.dtype())) +
+            " cannot be scaled by " + detail::to_text(factor) +
+            "; only floating-point and complex dtypes can"
+        };
+    }
+    AnyView const source = detail::as_reals(from);
+    AnyView const target = detail::as_reals(to);
+    detail::visit_floating(source.dtype(), [&]<class T>(std::type_identity<T>) {
+        detail::for_each_element(detail::Scale<T>{factor}, source, target);
     });
 }
 
 JOINABLE_DEFINITION void add(AnyView const& from, AnyView const& to) {
     detail::check_pair("add", from, to);
-    visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
-        if constexpr (std::is_integral_v<T>) {
-            detail::for_each_element(detail::Add<detail::bits_of_size<sizeof(T)>>{}, from, to);
-        } else {
-            detail::for_each_element(detail::Add<T>{}, from, to);
-        }
-    });
+    if (!detail::is_reducible(from.dtype(), ReduceOp::sum)) {
+        throw ContractViolation{
+            "add: a tensor of " + detail::to_text(name_of(from.dtype())) +
+            " cannot be added; convert it to i32"
+        };
+    }
+    AnyView const source = detail::as_reals(from);
+    AnyView const target = detail::as_reals(to);
+    if (detail::is_scalable(source.dtype())) {
+        detail::visit_floating(source.dtype(), [&]<class T>(std::type_identity<T>) {
+            detail::for_each_element(detail::Add<T>{}, source, target);
+        });
+    } else {
+        detail::visit_bits(source.dtype(), [&]<class Bits>(Bits) {
+            if constexpr (sizeof(Bits) != 2) {
+                detail::for_each_element(detail::Add<Bits>{}, source, target);
+            }
+        });
+    }
 }
 
 JOINABLE_DEFINITION void fill_zero(AnyView const& to) {
@@ -3134,17 +3348,19 @@ JOINABLE_DEFINITION void fill_zero(AnyView const& to) {
     if (to.numel() == 0) {
         return;
     }
-    visit_dtype(to.dtype(), [&]<class T>(std::type_identity<T>) {
-        using Bits = detail::bits_of_size<sizeof(T)>;
+    if (to.dtype() == DType::c128) {
+        return fill_zero(detail::as_reals(to));
+    }
+    detail::visit_bits(to.dtype(), [&]<class Bits>(Bits) {
         auto* const target = static_cast<std::byte*>(to.data());
-        detail::Loops loops{to.extents(), to.strides(), to.strides(), sizeof(T)};
+        detail::Loops loops{to.extents(), to.strides(), to.strides(), sizeof(Bits)};
         detail::for_all_rows<Bits>(
             loops,
             target,
             target,
             [](auto const&, auto const& row, std::size_t count, std::size_t) {
-                if (row.step == sizeof(T)) {
-                    std::memset(row.data, 0, count * sizeof(T));
+                if (row.step == sizeof(Bits)) {
+                    std::memset(row.data, 0, count * sizeof(Bits));
                 } else {
                     for (std::size_t i = 0; i < count; ++i) {
                         detail::store<Bits>(row.data + i * row.step, Bits{});
@@ -3673,6 +3889,7 @@ struct ParameterState {
     DType dtype;
     bool has_value;
     bool requires_grad;
+    bool is_complex = false; ///< `extents` and `dtype` are of its pairs of reals
 };
 
 } // namespace detail
@@ -3694,23 +3911,28 @@ public:
         );
     }
 
-    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
+    /// Complex values and gradients are pairs of reals here, in a last dimension of extent 2.
+    [[nodiscard]] AnyView value() const { return detail::as_reals(functions_->value(object_)); }
     /// Empty if the parameter has no gradient now.
-    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
+    [[nodiscard]] AnyView grad() const { return detail::as_reals(functions_->grad(object_)); }
+    /// Whether the value is complex. False if there is none now.
+    [[nodiscard]] bool is_complex() const {
+        return detail::is_complex(functions_->value(object_).dtype());
+    }
     /// The gradient's dtype, if the traits say it.
     [[nodiscard]] std::optional<DType> declared_grad_dtype() const {
         return functions_->grad_dtype != nullptr ? functions_->grad_dtype(object_)
                                                  : std::optional<DType>{};
     }
     [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
-    /// Makes `view` the gradient.
+    /// Makes `view` the gradient. It is as grad() would be; the traits get it as they give it.
     /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
     void set_grad(AnyView const& view) const {
         if (!can_set_grad()) {
             throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
                                     "'static void set_grad(P&, AnyView)'"};
         }
-        functions_->set_grad(object_, view);
+        functions_->set_grad(object_, is_complex() ? detail::as_complex(view) : view);
     }
     [[nodiscard]] bool can_release_grad() const noexcept {
         return functions_->release_grad != nullptr;
@@ -3729,7 +3951,10 @@ public:
     [[nodiscard]] SparseRows sparse_grad() const {
         return functions_->sparse_grad != nullptr ? functions_->sparse_grad(object_) : SparseRows{};
     }
-    void set_sparse_grad(SparseRows const& rows) const {
+    void set_sparse_grad(SparseRows rows) const {
+        if (is_complex()) {
+            rows.values = detail::as_complex(rows.values);
+        }
         functions_->set_sparse_grad(object_, rows);
     }
     [[nodiscard]] bool can_set_value() const noexcept { return functions_->set_value != nullptr; }
@@ -3740,7 +3965,8 @@ public:
     /// Whether the parameter is what it was: it requires a gradient as before, and its value has the
     /// same extents, dtype and device, unless it has none or had none. Cheaper than value().
     [[nodiscard]] bool is_as(detail::ParameterState const& before) const {
-        return functions_->is_as(object_, before);
+        return functions_->is_as(object_, before) ||
+               (before.is_complex && functions_->is_as(object_, complex_form_of(before)));
     }
     /// The object and its type, whether or not it has a value now. Each list has its own copies of a
     /// handle type.
@@ -3761,6 +3987,13 @@ public:
     }
 
 private:
+    /// The same with the extents that the traits tell.
+    [[nodiscard]] static detail::ParameterState complex_form_of(detail::ParameterState before) {
+        before.extents = detail::without_last(before.extents);
+        before.dtype = detail::complex_of(before.dtype);
+        return before;
+    }
+
     struct Functions {
         AnyView (*value)(void*);
         AnyView (*grad)(void*);
@@ -3801,7 +4034,7 @@ private:
         functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
         if constexpr (detail::has_grad_dtype<P>) {
             functions.grad_dtype = [](void* p) -> std::optional<DType> {
-                return Traits::grad_dtype(*static_cast<Object*>(p));
+                return detail::real_of(Traits::grad_dtype(*static_cast<Object*>(p)));
             };
         }
         if constexpr (detail::has_set_grad<P>) {
@@ -3827,7 +4060,9 @@ private:
                 return Traits::is_sparse(*static_cast<Object*>(p));
             };
             functions.sparse_grad = [](void* p) {
-                return Traits::sparse_grad(*static_cast<Object*>(p));
+                SparseRows rows = Traits::sparse_grad(*static_cast<Object*>(p));
+                rows.values = detail::as_reals(rows.values);
+                return rows;
             };
             functions.set_sparse_grad = [](void* p, SparseRows const& rows) {
                 Traits::set_sparse_grad(*static_cast<Object*>(p), rows);
@@ -4058,13 +4293,14 @@ namespace detail {
 
 template <class Range>
 concept holds_bools =
-    has_bool_elements<Range> || requires { requires has_bool_elements<item_of<Range>>; };
+    has_packed_bools<Range> || requires { requires has_packed_bools<item_of<Range>>; };
 
 template <class... Ranges>
 TensorList tensor_list(Ranges&&... ranges) {
     static_assert(
         !(holds_bools<Ranges> || ...),
-        "buffers: bool has no DType, and std::vector<bool> no contiguous elements; use unsigned char"
+        "buffers: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array "
+        "of bool"
     );
     static_assert(
         (has_items_for<Ranges, AnyTensor> && ...),
@@ -5346,6 +5582,13 @@ consteval void check_written_tensor() {
 /// its dtype would: see tensor_traits.
 template <class T>
 void check_reduced_tensor(T const& tensor, ReduceOp op) {
+    if constexpr (has_static_dtype<T>) {
+        constexpr DType dtype = dtype_of<typename traits_of<T>::value_type>;
+        static_assert(
+            is_reducible(dtype, ReduceOp::sum) || is_reducible(dtype, ReduceOp::max),
+            "a reduction: integers of 16 bits are broadcast, gathered and stored, but not reduced; use int"
+        );
+    }
     if constexpr (requires { traits_of<T>::check_reduction(tensor, op); }) {
         traits_of<T>::check_reduction(tensor, op);
     }
@@ -15739,6 +15982,7 @@ std::uint64_t hash_elements_of(std::byte const* data, std::uint64_t first, std::
 inline std::uint64_t
 hash_elements(std::byte const* data, std::uint64_t first, std::size_t count, DType dtype) {
     switch (size_of(dtype)) {
+    case 16: return hash_elements_of<8>(data, 2 * first, 2 * count); // its two reals
     case 1: return hash_elements_of<1>(data, first, count);
     case 2: return hash_elements_of<2>(data, first, count);
     case 4: return hash_elements_of<4>(data, first, count);
@@ -16038,7 +16282,8 @@ JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool hold
              value.device(),
              value.dtype(),
              holds_values && static_cast<bool>(value),
-             parameter.requires_grad()}
+             parameter.requires_grad(),
+             parameter.is_complex()}
         );
     }
 }
@@ -19388,7 +19633,29 @@ void check_same_size(std::span<std::uint64_t const> sizes, std::string_view doin
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void check_reduction(ConstBuffer buffer, ReduceOp op) {
-    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating_point(buffer.dtype)) {
+    if (is_reducible(buffer.dtype, op)) {
+        return;
+    }
+    std::string const given =
+        concat(", but was given ", name_of(op), " of ", name_of(buffer.dtype));
+    switch (row_of(buffer.dtype).kind) {
+    case NumberKind::integer:
+        throw ContractViolation{concat(
+            "a reduction is of integers of 8, 32 or 64 bits", given, "; convert the elements to i32"
+        )};
+    case NumberKind::boolean:
+        throw ContractViolation{concat(
+            "a reduction of booleans is min, max, bit_and or bit_or",
+            given,
+            "; convert the elements to i32 to count them"
+        )};
+    case NumberKind::complex:
+        throw ContractViolation{concat(
+            "a reduction of complex numbers is a sum or a product",
+            given,
+            "; reduce their magnitudes instead"
+        )};
+    default:
         throw ContractViolation{concat(
             "a reduction with ",
             name_of(op),
@@ -19399,9 +19666,9 @@ JOINABLE_DEFINITION void check_reduction(ConstBuffer buffer, ReduceOp op) {
 }
 
 JOINABLE_DEFINITION void check_scaled(ConstBuffer buffer, ReduceOp op) {
-    if (op != ReduceOp::sum || !is_floating_point(buffer.dtype)) {
+    if (op != ReduceOp::sum || !is_scalable(buffer.dtype)) {
         throw ContractViolation{concat(
-            "a reduction with a factor is a sum of floating-point numbers, but was given ",
+            "a reduction with a factor is a sum of floating-point or complex numbers, but was given ",
             name_of(op),
             " of ",
             name_of(buffer.dtype),
@@ -21431,8 +21698,8 @@ using Factors = Numbered<double>;
 
 /// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
 /// do not depend on which rank computes them or on how the work was divided. There is at least one
-/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
-/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
+/// input and one output, and is_reducible(dtype, op). An output may be one of the inputs; otherwise they do not overlap. With
+/// factors it is a sum of floating-point or complex numbers, each multiplied and rounded first. 16-bit numbers
 /// are multiplied as floats.
 void reduce_to(
     DType dtype,
@@ -21581,6 +21848,24 @@ struct Lanes {
     }
 };
 
+/// One complex number. Only products need its parts together, so this is not vectorised.
+template <class Real, std::size_t width>
+struct Lanes<Complex<Real>, width> {
+    static constexpr std::size_t bytes = sizeof(Complex<Real>);
+    Complex<Real> number;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        std::memcpy(&number, from, bytes);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        std::memcpy(to, &number, bytes);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
+        operation(number, next.number);
+    }
+};
+
 /// Registers that are computed together. They are half of a processor's registers, so that many
 /// loads are in flight before something is written. Four take 1.2 times as long in the second-level
 /// cache, as do twelve.
@@ -21622,6 +21907,18 @@ struct EightLanes {
 // An operation on registers: `a`, of the lower ranks, becomes the result of `a` and `b`.
 // `Number<T>` is a type that gives the same bits as T. Fewer types mean less to compile.
 
+/// Complex numbers are added part by part.
+template <class T>
+struct parts_of {
+    using type = T;
+};
+template <class Real>
+struct parts_of<Complex<Real>> {
+    using type = Real;
+};
+template <class T>
+using real_type = typename parts_of<T>::type;
+
 /// Integers are added and multiplied as unsigned, because these wrap around. Signed overflow is
 /// undefined, and reducing any rank's data must be defined.
 template <class T>
@@ -21634,8 +21931,9 @@ struct without_sign<T> {
 };
 
 struct Plus {
+    static constexpr ReduceOp op = ReduceOp::sum;
     template <class T>
-    using Number = typename without_sign<T>::type;
+    using Number = typename without_sign<real_type<T>>::type;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a + b;
@@ -21644,17 +21942,32 @@ struct Plus {
 /// Adds each rank's value times that rank's factor. Floating-point numbers only.
 struct PlusScaled : Plus {
     template <class T>
-    using Number = std::conditional_t<std::floating_point<T>, T, float>;
+    using Number = std::conditional_t<std::floating_point<real_type<T>>, real_type<T>, float>;
 };
 struct Times {
+    static constexpr ReduceOp op = ReduceOp::product;
     template <class T>
     using Number = typename without_sign<T>::type;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a * b;
     }
+    template <class Real>
+    [[gnu::always_inline]] void
+    operator()(Complex<Real>& a, Complex<Real> const& b) const noexcept {
+        Real ac;
+        Real bd;
+        Real ad;
+        Real bc;
+        JOINABLE_ROUNDED_PRODUCT(ac, a.parts[0], b.parts[0]);
+        JOINABLE_ROUNDED_PRODUCT(bd, a.parts[1], b.parts[1]);
+        JOINABLE_ROUNDED_PRODUCT(ad, a.parts[0], b.parts[1]);
+        JOINABLE_ROUNDED_PRODUCT(bc, a.parts[1], b.parts[0]);
+        a = {{ac - bd, ad + bc}};
+    }
 };
 struct BitAnd {
+    static constexpr ReduceOp op = ReduceOp::bit_and;
     template <class>
     using Number = std::uint8_t;
     template <class Register>
@@ -21663,6 +21976,7 @@ struct BitAnd {
     }
 };
 struct BitOr {
+    static constexpr ReduceOp op = ReduceOp::bit_or;
     template <class>
     using Number = std::uint8_t;
     template <class Register>
@@ -21703,8 +22017,9 @@ resolve_floats(Register& x, Register const& y, Operation const& decide) noexcept
 /// Among floating-point numbers a NaN wins, and -0 is less than 0. The bits thus do not depend on
 /// the order of ranks.
 struct Lesser {
+    static constexpr ReduceOp op = ReduceOp::min;
     template <class T>
-    using Number = T;
+    using Number = std::conditional_t<std::same_as<T, bool>, std::uint8_t, T>;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         if constexpr (has_floats<Register>) {
@@ -21717,8 +22032,9 @@ struct Lesser {
     }
 };
 struct Greater {
+    static constexpr ReduceOp op = ReduceOp::max;
     template <class T>
-    using Number = T;
+    using Number = std::conditional_t<std::same_as<T, bool>, std::uint8_t, T>;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         if constexpr (has_floats<Register>) {
@@ -21820,17 +22136,27 @@ using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
 
 using RunPass = void (*)(ReductionPass const&) noexcept;
 
+/// Nothing is compiled for reductions that are refused.
+/// @pre is_reducible(dtype, Operation::op)
 template <class Operation>
 RunPass pass_function(DType dtype, InstructionSet set) {
     return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
-        using T = typename Operation::template Number<accumulator_of<Stored>>;
-        if constexpr (std::is_same_v<T, float>) {
-            if (set == InstructionSet::avx512) {
-                return &reduce_avx512<Operation>;
+        if constexpr (is_reducible(dtype_of<Stored>, Operation::op)) {
+            using T = typename Operation::template Number<accumulator_of<Stored>>;
+            if constexpr (complex_number<T>) {
+                return &reduce_baseline<T, Operation>;
+            } else {
+                if constexpr (std::is_same_v<T, float>) {
+                    if (set == InstructionSet::avx512) {
+                        return &reduce_avx512<Operation>;
+                    }
+                }
+                return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
+                                                       : &reduce_avx2<T, Operation>;
             }
+        } else {
+            return nullptr;
         }
-        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
-                                               : &reduce_avx2<T, Operation>;
     });
 }
 

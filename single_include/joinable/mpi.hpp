@@ -191,8 +191,8 @@ using Factors = Numbered<double>;
 
 /// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
 /// do not depend on which rank computes them or on how the work was divided. There is at least one
-/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
-/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
+/// input and one output, and is_reducible(dtype, op). An output may be one of the inputs; otherwise they do not overlap. With
+/// factors it is a sum of floating-point or complex numbers, each multiplied and rounded first. 16-bit numbers
 /// are multiplied as floats.
 void reduce_to(
     DType dtype,
@@ -251,6 +251,11 @@ inline void check_mpi(int code, std::string_view call) {
     case DType::i32: return MPI_INT32_T;
     case DType::u32: return MPI_UINT32_T;
     case DType::i64: return MPI_INT64_T;
+    case DType::boolean: return MPI_UINT8_T;
+    case DType::i16: return MPI_INT16_T;
+    case DType::u16: return MPI_UINT16_T;
+    case DType::c64: return MPI_C_FLOAT_COMPLEX;
+    case DType::c128: return MPI_C_DOUBLE_COMPLEX;
     case DType::u64: break;
     }
     return MPI_UINT64_T;
@@ -278,18 +283,23 @@ template <DType dtype, ReduceOp op>
     return made;
 }
 /// MPI's operator, or ours where MPI's does not combine numbers as the library does: 16-bit numbers are
-/// computed in f32, each combination rounded, MPICH 4.0 orders unsigned numbers as if they were signed, and a
+/// computed in f32, each combination rounded, a product of complex numbers fuses nothing, MPICH 4.0 orders unsigned numbers as if they were signed, and a
 /// NaN among floating-point numbers may end on some ranks only, or nowhere.
 template <class T, ReduceOp op>
 [[nodiscard]] MPI_Op operator_of([[maybe_unused]] MPI_Op standard) {
     constexpr bool orders = op == ReduceOp::min || op == ReduceOp::max;
-    if constexpr (is_half_precision(dtype_of<T>) || (orders && !std::signed_integral<T>)) {
+    constexpr bool multiplies_complex = op == ReduceOp::product && complex_number<T>;
+    if constexpr (!is_reducible(dtype_of<T>, op)) {
+        return MPI_OP_NULL;
+    } else if constexpr (is_half_precision(dtype_of<T>) || multiplies_complex ||
+                         (orders && !std::signed_integral<T>)) {
         return own_operator<dtype_of<T>, op>();
     } else {
         return standard;
     }
 }
 
+/// @pre is_reducible(dtype, op)
 [[nodiscard]] inline MPI_Op mpi_op_of(DType dtype, ReduceOp op) {
     return visit_dtype(dtype, [&]<class T>(std::type_identity<T>) -> MPI_Op {
         switch (op) {

@@ -42,6 +42,8 @@ static_assert(
     "joinable/nccl.hpp needs NCCL 2.18.1 or later, which has ncclCommSplit"
 );
 
+/// NCCL has no complex numbers: those are two elements of this type. It has no integers of 16 bits and
+/// no booleans either: the former are only moved, the latter are bytes.
 [[nodiscard]] constexpr ncclDataType_t nccl_type(DType dtype) noexcept {
     constexpr std::array types{
         ncclFloat16,
@@ -54,16 +56,29 @@ static_assert(
         ncclUint32,
         ncclInt64,
         ncclUint64,
+        ncclUint8,
+        ncclFloat16,
+        ncclFloat16,
+        ncclFloat32,
+        ncclFloat64,
     };
     static_assert(types.size() == dtype_count);
     return types[static_cast<std::size_t>(dtype)];
 }
 
-/// @throws ContractViolation  NCCL has no such operation.
-[[nodiscard]] inline ncclRedOp_t nccl_op(ReduceOp op) {
+/// @throws ContractViolation  NCCL has no such operation on these elements.
+[[nodiscard]] inline ncclRedOp_t nccl_op(DType dtype, ReduceOp op) {
     switch (op) {
     case ReduceOp::sum: return ncclSum;
-    case ReduceOp::product: return ncclProd;
+    case ReduceOp::product:
+        if (is_complex(dtype)) {
+            throw ContractViolation{concat(
+                "NCCL does not multiply ",
+                name_of(dtype),
+                "; sum the logarithms, or reduce on a communicator of the host"
+            )};
+        }
+        return ncclProd;
     case ReduceOp::min: return ncclMin;
     case ReduceOp::max: return ncclMax;
     case ReduceOp::bit_and:
@@ -1501,7 +1516,7 @@ using NcclScalar = std::array<std::byte, 8>;
 /// `value` rounded to a floating-point dtype.
 [[nodiscard]] inline NcclScalar nccl_scalar(DType dtype, double value) {
     NcclScalar scalar{};
-    visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+    visit_floating(dtype, [&]<class T>(std::type_identity<T>) {
         if constexpr (sizeof(T) == 2) {
             T const rounded{static_cast<float>(value)};
             std::memcpy(&scalar, &rounded, sizeof(T));
@@ -1559,15 +1574,17 @@ public:
         Descriptor const& signature = request.signature;
         void const* const in = request.in.data;
         void* const out = request.out.data;
-        std::size_t const count = signature.count;
+        std::size_t const count = signature.count * reals_in(signature.dtype);
         ncclDataType_t const type = nccl_type(signature.dtype);
         switch (signature.collective) {
         case Collective::all_reduce:
-            return ncclAllReduce(in, out, count, type, nccl_op(signature.op), comm_, stream_);
+            return ncclAllReduce(
+                in, out, count, type, nccl_op(signature.dtype, signature.op), comm_, stream_
+            );
         case Collective::scaled_all_reduce: return scaled_all_reduce(request.out, signature.factor);
         case Collective::reduce: {
             void* const data = const_cast<void*>(in); // in place; only the root writes
-            ncclRedOp_t const op = nccl_op(signature.op);
+            ncclRedOp_t const op = nccl_op(signature.dtype, signature.op);
             return ncclReduce(data, data, count, type, op, signature.root, comm_, stream_);
         }
         case Collective::broadcast: // in place; the root only reads
@@ -1575,11 +1592,12 @@ public:
         case Collective::all_gather:
             return signature.has_counts ? exchange(request, Sends::same)
                                         : ncclAllGather(in, out, count, type, comm_, stream_);
-        case Collective::reduce_scatter: return reduce_parts(request, nccl_op(signature.op));
+        case Collective::reduce_scatter:
+            return reduce_parts(request, nccl_op(signature.dtype, signature.op));
         case Collective::scaled_reduce_scatter: {
-            NcclScaledSum const sum{comm_, signature.dtype, signature.factor};
+            NcclScaledSum const sum{comm_, real_of(signature.dtype), signature.factor};
             return sum.result() != ncclSuccess ? sum.result()
-                   : size_ == 1                ? scale_alone(in, request.out, sum.op())
+                   : size_ == 1                ? scale_alone(in, as_reals(request.out), sum.op())
                                                : reduce_parts(request, sum.op());
         }
         case Collective::gather: return exchange(request, Sends::same);
@@ -1589,7 +1607,8 @@ public:
 
     /// The factor is a number, or the address in device memory at which it will be.
     template <class Factor>
-    [[nodiscard]] ncclResult_t scaled_all_reduce(Buffer buffer, Factor factor) const {
+    [[nodiscard]] ncclResult_t scaled_all_reduce(Buffer elements, Factor factor) const {
+        Buffer const buffer = as_reals(elements);
         NcclScaledSum const sum{comm_, buffer.dtype, factor};
         ncclDataType_t const type = nccl_type(buffer.dtype);
         return sum.result() != ncclSuccess ? sum.result()
@@ -1601,10 +1620,12 @@ public:
     }
 
     [[nodiscard]] ncclResult_t send(ConstBuffer buffer, int to) const {
-        return ncclSend(buffer.data, buffer.count, nccl_type(buffer.dtype), to, comm_, stream_);
+        std::size_t const count = buffer.count * reals_in(buffer.dtype);
+        return ncclSend(buffer.data, count, nccl_type(buffer.dtype), to, comm_, stream_);
     }
     [[nodiscard]] ncclResult_t receive(Buffer buffer, int from) const {
-        return ncclRecv(buffer.data, buffer.count, nccl_type(buffer.dtype), from, comm_, stream_);
+        std::size_t const count = buffer.count * reals_in(buffer.dtype);
+        return ncclRecv(buffer.data, count, nccl_type(buffer.dtype), from, comm_, stream_);
     }
 
 private:
@@ -1651,13 +1672,14 @@ private:
 
     /// A message to each rank and one from each rank.
     [[nodiscard]] ncclResult_t exchange(Request const& request, Sends what) const {
-        std::size_t const element = size_of(request.signature.dtype);
+        std::size_t const element = size_of(real_of(request.signature.dtype));
+        std::size_t const reals = reals_in(request.signature.dtype);
         ncclDataType_t const type = nccl_type(request.signature.dtype);
         auto const* from = static_cast<std::byte const*>(request.in.data);
         auto* to = static_cast<std::byte*>(request.out.data);
         return for_each_rank([&](int peer, auto const& note) {
-            std::size_t const sent = request.sends[peer];
-            std::size_t const expected = request.expects[peer];
+            std::size_t const sent = reals * request.sends[peer];
+            std::size_t const expected = reals * request.expects[peer];
             if (sent != 0) {
                 note(ncclSend(from, sent, type, peer, comm_, stream_));
             }
@@ -1675,14 +1697,15 @@ private:
         if (!signature.has_counts) {
             void* const out = request.out.data;
             ncclDataType_t const type = nccl_type(signature.dtype);
-            return ncclReduceScatter(part, out, signature.count, type, op, comm_, stream_);
+            std::size_t const count = signature.count * reals_in(signature.dtype);
+            return ncclReduceScatter(part, out, count, type, op, comm_, stream_);
         }
         return for_each_rank([&](int root, auto const& note) {
             if (std::size_t const count = request.sends[root]; count != 0) {
                 note(ncclReduce(
                     part,
                     request.out.data,
-                    count,
+                    count * reals_in(signature.dtype),
                     nccl_type(signature.dtype),
                     op,
                     root,
@@ -1858,7 +1881,7 @@ post_collective(NcclRank& rank, Request const& request, bool checks, cudaStream_
         rank.check_memory(request.out);
     }
     if (signature.is_reduction()) {
-        static_cast<void>(nccl_op(signature.op)); // throws where NCCL has none
+        static_cast<void>(nccl_op(signature.dtype, signature.op)); // throws where NCCL has none
     }
     if (checks) {
         agree_on_collective(rank, request);

@@ -884,8 +884,8 @@ using Factors = Numbered<double>;
 
 /// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
 /// do not depend on which rank computes them or on how the work was divided. There is at least one
-/// input and one output. An output may be one of the inputs; otherwise they do not overlap. With
-/// factors it is a sum of floating-point numbers, each multiplied and rounded first. 16-bit numbers
+/// input and one output, and is_reducible(dtype, op). An output may be one of the inputs; otherwise they do not overlap. With
+/// factors it is a sum of floating-point or complex numbers, each multiplied and rounded first. 16-bit numbers
 /// are multiplied as floats.
 void reduce_to(
     DType dtype,

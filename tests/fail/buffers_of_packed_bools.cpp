@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: buffers: bool has no DType, and std::vector<bool> no contiguous elements; use unsigned char
+// EXPECT: buffers: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array of bool
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: Tensor: bool has no DType, and std::vector<bool> no contiguous elements; use unsigned char
+// EXPECT: Tensor: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array of bool
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>
 
 int main() {
     joinable::SelfCommunicator comm;
-    std::array<bool, 3> mask{};
+    std::vector<bool> mask(3);
     joinable::broadcast(comm, mask, 0).wait();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: Tensor: the elements have no DType; use float, double, Half, BFloat16 or an integer of 1, 4 or 8 bytes
+// EXPECT: a reduction: integers of 16 bits are broadcast, gathered and stored, but not reduced; use int
 #include <joinable/join.hpp>
 
 #include <vector>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: Tensor: the elements have no DType; use float, double, Half, BFloat16 or an integer of 1, 4 or 8 bytes
+// EXPECT: Tensor: the elements have no DType; use float, double, Half, BFloat16, bool, a complex number of float or double, or an integer of at most 8 bytes
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

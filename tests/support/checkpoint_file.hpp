@@ -50,7 +50,7 @@ public:
         return found;
     }
     [[nodiscard]] Numbers numbers(std::string const& name) const {
-        static constexpr std::array<char const*, joinable::dtype_count> names{
+        static constexpr std::array<char const*, 10> names{
             "F16", "BF16", "F32", "F64", "I8", "U8", "I32", "U32", "I64", "U64"
         };
         std::string const dtype = header_.at(name).at("dtype");

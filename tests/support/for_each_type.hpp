@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <support/volume.hpp>
 
@@ -25,6 +26,16 @@ void for_each_type(F const& f) {
         f.template operator()<std::int64_t>();
         f.template operator()<std::uint64_t>();
     }
+}
+
+/// Calls f(std::type_identity<T>{}) with the type of a dtype that is a real number.
+template <class F>
+void visit_real(joinable::DType dtype, F const& f) {
+    joinable::visit_dtype(dtype, [&]<class T>(std::type_identity<T> type) {
+        if constexpr (!joinable::detail::complex_number<T> && !std::is_same_v<T, bool>) {
+            f(type);
+        }
+    });
 }
 
 } // namespace joinable_tests

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/for_each_type.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -26,7 +27,7 @@ void pass_messages_around(Comm& comm) {
     int const last = (comm.rank() + comm.size() - 1) % comm.size();
     for (std::size_t number = 0; number < joinable::dtype_count; ++number) {
         auto const dtype = static_cast<joinable::DType>(number);
-        joinable::visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+        visit_real(dtype, [&]<class T>(std::type_identity<T>) {
             for (std::size_t const n :
                  {0U, 1U, 2U, 1000U, 100'000U}) { // 2 f64 are as long as a header of Gloo's
                 std::vector<T> const mine(n, static_cast<T>(static_cast<float>(comm.rank())));

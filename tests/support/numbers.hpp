@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <support/for_each_type.hpp>
 #include <support/offsets.hpp>
 
 #include <joinable/tensor/any_view.hpp>
@@ -20,7 +21,7 @@ using Numbers = std::vector<double>;
 template <class F>
 double with_arithmetic(joinable::DType dtype, F const& f) {
     return joinable::visit_dtype(dtype, [&]<class T>(std::type_identity<T>) -> double {
-        if constexpr (std::is_integral_v<T>) {
+        if constexpr (!joinable::detail::floating_number<T>) {
             return f(double{});
         } else if constexpr (sizeof(T) == 2) {
             return static_cast<double>(static_cast<float>(T{static_cast<float>(f(float{}))}));
@@ -72,7 +73,7 @@ inline double scaled_sum_of(
 /// In row-major order.
 inline Numbers read(joinable::AnyView const& view) {
     Numbers numbers;
-    joinable::visit_dtype(view.dtype(), [&]<class T>(std::type_identity<T>) {
+    visit_real(view.dtype(), [&]<class T>(std::type_identity<T>) {
         for (std::size_t const offset : offsets_of(view.extents(), view.strides())) {
             T const element = static_cast<T const*>(view.data())[offset];
             if constexpr (sizeof(T) == 2) {
@@ -85,11 +86,11 @@ inline Numbers read(joinable::AnyView const& view) {
     return numbers;
 }
 inline void write(joinable::AnyView const& view, Numbers const& numbers) {
-    joinable::visit_dtype(view.dtype(), [&]<class T>(std::type_identity<T>) {
+    visit_real(view.dtype(), [&]<class T>(std::type_identity<T>) {
         std::size_t next = 0;
         for (std::size_t const offset : offsets_of(view.extents(), view.strides())) {
             T& element = static_cast<T*>(view.data())[offset];
-            if constexpr (sizeof(T) == 2) {
+            if constexpr (!std::is_arithmetic_v<T>) {
                 element = T{static_cast<float>(numbers[next++])};
             } else {
                 element = static_cast<T>(numbers[next++]);

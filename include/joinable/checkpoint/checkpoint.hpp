@@ -557,7 +557,11 @@ private:
         std::size_t const parameters = words.size() - layout.tensors().size();
         state.steps.assign(words.begin(), words.begin() + std::ptrdiff_t(parameters));
         for (std::size_t k = 0; k < layout.tensors().size(); ++k) {
-            state.hashes.emplace(layout.tensors()[k].name, words[parameters + k]);
+            detail::StoredTensor const& tensor = layout.tensors()[k];
+            state.hashes.emplace(tensor.name, words[parameters + k]);
+            if (tensor.is_complex) {
+                state.complex.push_back(tensor.name);
+            }
         }
         return detail::header_text(file_, {layout.tensors(), detail::metadata_of(state)});
     }

@@ -32,6 +32,13 @@ consteval void check_written_tensor() {
 /// its dtype would: see tensor_traits.
 template <class T>
 void check_reduced_tensor(T const& tensor, ReduceOp op) {
+    if constexpr (has_static_dtype<T>) {
+        constexpr DType dtype = dtype_of<typename traits_of<T>::value_type>;
+        static_assert(
+            is_reducible(dtype, ReduceOp::sum) || is_reducible(dtype, ReduceOp::max),
+            "a reduction: integers of 16 bits are broadcast, gathered and stored, but not reduced; use int"
+        );
+    }
     if constexpr (requires { traits_of<T>::check_reduction(tensor, op); }) {
         traits_of<T>::check_reduction(tensor, op);
     }

@@ -12,6 +12,8 @@
 
 #include <joinable/config.hpp>
 #include <joinable/reduction/arithmetic.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/reduce_op.hpp>
 
 /// @file
 /// Elements in registers, and the operations of a reduction on them. Registers are compiler vector
@@ -46,6 +48,24 @@ struct Lanes {
         } else {
             JOINABLE_ROUNDED_PRODUCT(numbers, numbers, factor);
         }
+    }
+};
+
+/// One complex number. Only products need its parts together, so this is not vectorised.
+template <class Real, std::size_t width>
+struct Lanes<Complex<Real>, width> {
+    static constexpr std::size_t bytes = sizeof(Complex<Real>);
+    Complex<Real> number;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        std::memcpy(&number, from, bytes);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        std::memcpy(to, &number, bytes);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
+        operation(number, next.number);
     }
 };
 
@@ -90,6 +110,18 @@ struct EightLanes {
 // An operation on registers: `a`, of the lower ranks, becomes the result of `a` and `b`.
 // `Number<T>` is a type that gives the same bits as T. Fewer types mean less to compile.
 
+/// Complex numbers are added part by part.
+template <class T>
+struct parts_of {
+    using type = T;
+};
+template <class Real>
+struct parts_of<Complex<Real>> {
+    using type = Real;
+};
+template <class T>
+using real_type = typename parts_of<T>::type;
+
 /// Integers are added and multiplied as unsigned, because these wrap around. Signed overflow is
 /// undefined, and reducing any rank's data must be defined.
 template <class T>
@@ -102,8 +134,9 @@ struct without_sign<T> {
 };
 
 struct Plus {
+    static constexpr ReduceOp op = ReduceOp::sum;
     template <class T>
-    using Number = typename without_sign<T>::type;
+    using Number = typename without_sign<real_type<T>>::type;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a + b;
@@ -112,17 +145,32 @@ struct Plus {
 /// Adds each rank's value times that rank's factor. Floating-point numbers only.
 struct PlusScaled : Plus {
     template <class T>
-    using Number = std::conditional_t<std::floating_point<T>, T, float>;
+    using Number = std::conditional_t<std::floating_point<real_type<T>>, real_type<T>, float>;
 };
 struct Times {
+    static constexpr ReduceOp op = ReduceOp::product;
     template <class T>
     using Number = typename without_sign<T>::type;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a * b;
     }
+    template <class Real>
+    [[gnu::always_inline]] void
+    operator()(Complex<Real>& a, Complex<Real> const& b) const noexcept {
+        Real ac;
+        Real bd;
+        Real ad;
+        Real bc;
+        JOINABLE_ROUNDED_PRODUCT(ac, a.parts[0], b.parts[0]);
+        JOINABLE_ROUNDED_PRODUCT(bd, a.parts[1], b.parts[1]);
+        JOINABLE_ROUNDED_PRODUCT(ad, a.parts[0], b.parts[1]);
+        JOINABLE_ROUNDED_PRODUCT(bc, a.parts[1], b.parts[0]);
+        a = {{ac - bd, ad + bc}};
+    }
 };
 struct BitAnd {
+    static constexpr ReduceOp op = ReduceOp::bit_and;
     template <class>
     using Number = std::uint8_t;
     template <class Register>
@@ -131,6 +179,7 @@ struct BitAnd {
     }
 };
 struct BitOr {
+    static constexpr ReduceOp op = ReduceOp::bit_or;
     template <class>
     using Number = std::uint8_t;
     template <class Register>
@@ -171,8 +220,9 @@ resolve_floats(Register& x, Register const& y, Operation const& decide) noexcept
 /// Among floating-point numbers a NaN wins, and -0 is less than 0. The bits thus do not depend on
 /// the order of ranks.
 struct Lesser {
+    static constexpr ReduceOp op = ReduceOp::min;
     template <class T>
-    using Number = T;
+    using Number = std::conditional_t<std::same_as<T, bool>, std::uint8_t, T>;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         if constexpr (has_floats<Register>) {
@@ -185,8 +235,9 @@ struct Lesser {
     }
 };
 struct Greater {
+    static constexpr ReduceOp op = ReduceOp::max;
     template <class T>
-    using Number = T;
+    using Number = std::conditional_t<std::same_as<T, bool>, std::uint8_t, T>;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         if constexpr (has_floats<Register>) {

@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -97,6 +98,49 @@ namespace detail {
 /// Whether the tensor has memory, or needs none because it has no elements.
 [[nodiscard]] inline bool has_memory(AnyView const& view) {
     return view.data() != nullptr || view.numel() == 0;
+}
+
+/// The same memory with complex numbers as pairs of reals, in a last dimension of extent 2. Others
+/// stay.
+/// @throws ContractViolation  the tensor is complex and has `max_tensor_rank` dimensions.
+[[nodiscard]] inline AnyView as_reals(AnyView const& view) {
+    if (!is_complex(view.dtype())) {
+        return view;
+    }
+    if (view.extents().size() == max_tensor_rank) {
+        throw ContractViolation{concat(
+            "a tensor of complex numbers has at most ",
+            max_tensor_rank - 1,
+            " dimensions here, because its parts are one more, but this one has ",
+            max_tensor_rank,
+            "; merge two of them"
+        )};
+    }
+    Shape extents = view.extents();
+    Shape strides;
+    for (std::size_t const stride : view.strides()) {
+        strides.push_back(2 * stride);
+    }
+    extents.push_back(2);
+    strides.push_back(1);
+    return {view.data(), real_of(view.dtype()), extents, strides, view.device()};
+}
+
+/// The shape of complex numbers whose pairs of reals are of this shape.
+[[nodiscard]] inline Shape without_last(Shape const& shape) {
+    return Shape{std::span{shape.data(), shape.size() - 1}};
+}
+
+/// What as_reals() was given.
+/// @pre `view` is what it returned, or has its shape.
+[[nodiscard]] inline AnyView as_complex(AnyView const& view) {
+    Shape strides;
+    for (std::size_t const stride : without_last(view.strides())) {
+        strides.push_back(stride / 2);
+    }
+    return {
+        view.data(), complex_of(view.dtype()), without_last(view.extents()), strides, view.device()
+    };
 }
 
 /// A view of any writable tensor. Returns an AnyView unchanged.

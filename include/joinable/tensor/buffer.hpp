@@ -32,4 +32,13 @@ struct ConstBuffer {
     [[nodiscard]] constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
 };
 
+namespace detail {
+
+/// The same memory with complex numbers as pairs of reals. Others stay.
+[[nodiscard]] constexpr Buffer as_reals(Buffer buffer) noexcept {
+    return {buffer.data, buffer.count * reals_in(buffer.dtype), real_of(buffer.dtype)};
+}
+
+} // namespace detail
+
 }} // namespace joinable::v0

@@ -5,34 +5,32 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 #include <type_traits>
 
 namespace joinable { inline namespace v0 {
 
-/// The element types that communicators move and reduce.
-enum class DType : std::uint8_t { f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64 };
-
-namespace detail {
-
-inline constexpr std::string_view dtype_names[] = {
-    "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64"
+/// The element types that communicators move. All are broadcast, gathered and stored; ReduceOp says
+/// which are reduced. A boolean is one byte, 0 or 1. c64 and c128 are two f32 or two f64: the real
+/// part, then the imaginary one.
+enum class DType : std::uint8_t {
+    f16,
+    bf16,
+    f32,
+    f64,
+    i8,
+    u8,
+    i32,
+    u32,
+    i64,
+    u64,
+    boolean,
+    i16,
+    u16,
+    c64,
+    c128
 };
-inline constexpr std::size_t dtype_sizes[] = {2, 2, 4, 8, 1, 1, 4, 4, 8, 8};
-
-} // namespace detail
-
-/// The number of DTypes. Their values are [0, dtype_count).
-inline constexpr std::size_t dtype_count = std::size(detail::dtype_names);
-
-[[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
-    return dtype <= DType::f64; // these come first
-}
-
-/// Whether elements have 16 bits (Half or BFloat16). Arithmetic on them uses float.
-[[nodiscard]] constexpr bool is_half_precision(DType dtype) noexcept {
-    return dtype == DType::f16 || dtype == DType::bf16;
-}
 
 /// IEEE 754 binary16 as storage. It has no arithmetic of its own: reductions convert to float.
 /// Conversion from float rounds to nearest, ties to even.
@@ -57,31 +55,128 @@ struct BFloat16 {
 
 namespace detail {
 
+/// The storage type of complex numbers.
+template <std::floating_point Real>
+struct Complex {
+    using value_type = Real;
+    Real parts[2];
+
+    [[nodiscard]] constexpr Real real() const noexcept { return parts[0]; }
+    [[nodiscard]] constexpr Real imag() const noexcept { return parts[1]; }
+};
+
+/// A complex number of two floats or doubles side by side, such as std::complex, whose header is
+/// large and not needed.
+template <class T>
+concept complex_number =
+    std::is_class_v<T> &&
+    requires(T const& number) {
+        typename T::value_type;
+        { number.real() } -> std::same_as<typename T::value_type>;
+        { number.imag() } -> std::same_as<typename T::value_type>;
+    } &&
+    (std::same_as<typename T::value_type, float> || std::same_as<typename T::value_type, double>) &&
+    sizeof(T) == 2 * sizeof(typename T::value_type) && std::is_trivially_copyable_v<T>;
+
+template <class T>
+concept floating_number = std::same_as<T, Half> || std::same_as<T, BFloat16> ||
+                          std::same_as<T, float> || std::same_as<T, double>;
+template <class T>
+concept integer_number = std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, wchar_t> &&
+                         !std::same_as<T, char8_t> && !std::same_as<T, char16_t> &&
+                         !std::same_as<T, char32_t> && sizeof(T) <= 8;
+
 template <class T>
 concept has_dtype =
-    std::same_as<T, Half> || std::same_as<T, BFloat16> || std::same_as<T, float> ||
-    std::same_as<T, double> ||
-    (std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, wchar_t> &&
-     !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t> &&
-     (sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8));
+    floating_number<T> || integer_number<T> || std::same_as<T, bool> || complex_number<T>;
+
+enum class NumberKind : std::uint8_t { half, bfloat, floating_point, integer, boolean, complex };
+
+template <has_dtype T>
+inline constexpr NumberKind kind_of = std::same_as<T, Half>       ? NumberKind::half
+                                      : std::same_as<T, BFloat16> ? NumberKind::bfloat
+                                      : std::floating_point<T>    ? NumberKind::floating_point
+                                      : std::same_as<T, bool>     ? NumberKind::boolean
+                                      : std::integral<T>          ? NumberKind::integer
+                                                                  : NumberKind::complex;
+
+/// What is known of a DType.
+struct DTypeRow {
+    std::string_view name;
+    std::string_view stored; ///< in files; that of the parts of a complex one
+    std::size_t size;        ///< in bytes
+    NumberKind kind;
+    bool is_signed; ///< of an integer
+    DType real;     ///< that of the parts of a complex one, else itself
+};
+
+/// The one list of all DTypes, in the order of their values. visit_dtype() has their types.
+inline constexpr DTypeRow dtype_table[] = {
+    {"f16", "F16", 2, NumberKind::half, false, DType::f16},
+    {"bf16", "BF16", 2, NumberKind::bfloat, false, DType::bf16},
+    {"f32", "F32", 4, NumberKind::floating_point, false, DType::f32},
+    {"f64", "F64", 8, NumberKind::floating_point, false, DType::f64},
+    {"i8", "I8", 1, NumberKind::integer, true, DType::i8},
+    {"u8", "U8", 1, NumberKind::integer, false, DType::u8},
+    {"i32", "I32", 4, NumberKind::integer, true, DType::i32},
+    {"u32", "U32", 4, NumberKind::integer, false, DType::u32},
+    {"i64", "I64", 8, NumberKind::integer, true, DType::i64},
+    {"u64", "U64", 8, NumberKind::integer, false, DType::u64},
+    {"boolean", "BOOL", 1, NumberKind::boolean, false, DType::boolean},
+    {"i16", "I16", 2, NumberKind::integer, true, DType::i16},
+    {"u16", "U16", 2, NumberKind::integer, false, DType::u16},
+    {"c64", "F32", 8, NumberKind::complex, false, DType::f32},
+    {"c128", "F64", 16, NumberKind::complex, false, DType::f64},
+};
+
+[[nodiscard]] constexpr DTypeRow const& row_of(DType dtype) noexcept {
+    return dtype_table[static_cast<std::size_t>(dtype)];
+}
 
 template <class T>
 consteval DType find_dtype() {
-    if constexpr (std::same_as<T, Half>) {
-        return DType::f16;
-    } else if constexpr (std::same_as<T, BFloat16>) {
-        return DType::bf16;
-    } else if constexpr (std::same_as<T, float>) {
-        return DType::f32;
-    } else if constexpr (std::same_as<T, double>) {
-        return DType::f64;
-    } else if constexpr (sizeof(T) == 1) {
-        return std::is_signed_v<T> ? DType::i8 : DType::u8;
-    } else if constexpr (sizeof(T) == 4) {
-        return std::is_signed_v<T> ? DType::i32 : DType::u32;
-    } else {
-        return std::is_signed_v<T> ? DType::i64 : DType::u64;
+    bool const is_signed = std::integral<T> && std::is_signed_v<T>;
+    std::size_t i = 0;
+    while (dtype_table[i].kind != kind_of<T> || dtype_table[i].size != sizeof(T) ||
+           dtype_table[i].is_signed != is_signed) {
+        ++i;
     }
+    return static_cast<DType>(i);
+}
+
+} // namespace detail
+
+/// The number of DTypes. Their values are [0, dtype_count).
+inline constexpr std::size_t dtype_count = std::size(detail::dtype_table);
+
+[[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
+    return dtype <= DType::f64; // these come first
+}
+
+/// Whether elements have 16 bits (Half or BFloat16). Arithmetic on them uses float.
+[[nodiscard]] constexpr bool is_half_precision(DType dtype) noexcept {
+    return dtype == DType::f16 || dtype == DType::bf16;
+}
+
+namespace detail {
+
+[[nodiscard]] constexpr bool is_complex(DType dtype) noexcept {
+    return row_of(dtype).kind == NumberKind::complex;
+}
+
+/// The dtype of the parts of complex numbers; `dtype` if it is not complex.
+[[nodiscard]] constexpr DType real_of(DType dtype) noexcept {
+    return row_of(dtype).real;
+}
+
+/// The number of elements of real_of(dtype) in one of `dtype`: 2 if it is complex, else 1.
+[[nodiscard]] constexpr std::size_t reals_in(DType dtype) noexcept {
+    return is_complex(dtype) ? 2 : 1;
+}
+
+/// The complex dtype whose parts are `real`, f32 or f64.
+[[nodiscard]] constexpr DType complex_of(DType real) noexcept {
+    return real == DType::f64 ? DType::c128 : DType::c64;
 }
 
 } // namespace detail
@@ -92,9 +187,9 @@ consteval DType find_dtype() {
 /// |---------------|---------|---------------------------------------------------------------------|
 /// | `dtype_of<T>` | `DType` | by kind and size: `long` and `long long` share one                  |
 ///
-/// Models: float, double, Half, BFloat16, and the integers of 1, 4 and 8 bytes, except bool and
-/// wide characters. Use unsigned char for masks that are communicated (buffers, broadcasts): a sum
-/// of bools would not be a bool.
+/// Models: float, double, Half, BFloat16, bool, the integers of 1, 2, 4 and 8 bytes except wide
+/// characters, and complex numbers of float or double (std::complex, and others whose members
+/// `real()` and `imag()` return the two parts that they consist of).
 template <class T>
 concept Element = detail::has_dtype<T>;
 
@@ -104,12 +199,12 @@ inline constexpr DType dtype_of = detail::find_dtype<T>();
 
 /// The size of one element in bytes.
 [[nodiscard]] constexpr std::size_t size_of(DType dtype) noexcept {
-    return detail::dtype_sizes[static_cast<std::size_t>(dtype)];
+    return detail::row_of(dtype).size;
 }
 
 /// The enumerator's name.
 [[nodiscard]] constexpr std::string_view name_of(DType dtype) noexcept {
-    return detail::dtype_names[static_cast<std::size_t>(dtype)];
+    return detail::row_of(dtype).name;
 }
 
 /// Calls `function(std::type_identity<T>{})` with the storage type of `dtype`. This is the only
@@ -126,6 +221,11 @@ constexpr decltype(auto) visit_dtype(DType dtype, F&& function) {
     case DType::i32: return function(std::type_identity<std::int32_t>{});
     case DType::u32: return function(std::type_identity<std::uint32_t>{});
     case DType::i64: return function(std::type_identity<std::int64_t>{});
+    case DType::boolean: return function(std::type_identity<bool>{});
+    case DType::i16: return function(std::type_identity<std::int16_t>{});
+    case DType::u16: return function(std::type_identity<std::uint16_t>{});
+    case DType::c64: return function(std::type_identity<detail::Complex<float>>{});
+    case DType::c128: return function(std::type_identity<detail::Complex<double>>{});
     case DType::u64: break;
     }
     return function(std::type_identity<std::uint64_t>{});

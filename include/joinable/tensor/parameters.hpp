@@ -28,6 +28,7 @@ struct ParameterState {
     DType dtype;
     bool has_value;
     bool requires_grad;
+    bool is_complex = false; ///< `extents` and `dtype` are of its pairs of reals
 };
 
 } // namespace detail
@@ -49,23 +50,28 @@ public:
         );
     }
 
-    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
+    /// Complex values and gradients are pairs of reals here, in a last dimension of extent 2.
+    [[nodiscard]] AnyView value() const { return detail::as_reals(functions_->value(object_)); }
     /// Empty if the parameter has no gradient now.
-    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
+    [[nodiscard]] AnyView grad() const { return detail::as_reals(functions_->grad(object_)); }
+    /// Whether the value is complex. False if there is none now.
+    [[nodiscard]] bool is_complex() const {
+        return detail::is_complex(functions_->value(object_).dtype());
+    }
     /// The gradient's dtype, if the traits say it.
     [[nodiscard]] std::optional<DType> declared_grad_dtype() const {
         return functions_->grad_dtype != nullptr ? functions_->grad_dtype(object_)
                                                  : std::optional<DType>{};
     }
     [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
-    /// Makes `view` the gradient.
+    /// Makes `view` the gradient. It is as grad() would be; the traits get it as they give it.
     /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
     void set_grad(AnyView const& view) const {
         if (!can_set_grad()) {
             throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
                                     "'static void set_grad(P&, AnyView)'"};
         }
-        functions_->set_grad(object_, view);
+        functions_->set_grad(object_, is_complex() ? detail::as_complex(view) : view);
     }
     [[nodiscard]] bool can_release_grad() const noexcept {
         return functions_->release_grad != nullptr;
@@ -84,7 +90,10 @@ public:
     [[nodiscard]] SparseRows sparse_grad() const {
         return functions_->sparse_grad != nullptr ? functions_->sparse_grad(object_) : SparseRows{};
     }
-    void set_sparse_grad(SparseRows const& rows) const {
+    void set_sparse_grad(SparseRows rows) const {
+        if (is_complex()) {
+            rows.values = detail::as_complex(rows.values);
+        }
         functions_->set_sparse_grad(object_, rows);
     }
     [[nodiscard]] bool can_set_value() const noexcept { return functions_->set_value != nullptr; }
@@ -95,7 +104,8 @@ public:
     /// Whether the parameter is what it was: it requires a gradient as before, and its value has the
     /// same extents, dtype and device, unless it has none or had none. Cheaper than value().
     [[nodiscard]] bool is_as(detail::ParameterState const& before) const {
-        return functions_->is_as(object_, before);
+        return functions_->is_as(object_, before) ||
+               (before.is_complex && functions_->is_as(object_, complex_form_of(before)));
     }
     /// The object and its type, whether or not it has a value now. Each list has its own copies of a
     /// handle type.
@@ -116,6 +126,13 @@ public:
     }
 
 private:
+    /// The same with the extents that the traits tell.
+    [[nodiscard]] static detail::ParameterState complex_form_of(detail::ParameterState before) {
+        before.extents = detail::without_last(before.extents);
+        before.dtype = detail::complex_of(before.dtype);
+        return before;
+    }
+
     struct Functions {
         AnyView (*value)(void*);
         AnyView (*grad)(void*);
@@ -156,7 +173,7 @@ private:
         functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
         if constexpr (detail::has_grad_dtype<P>) {
             functions.grad_dtype = [](void* p) -> std::optional<DType> {
-                return Traits::grad_dtype(*static_cast<Object*>(p));
+                return detail::real_of(Traits::grad_dtype(*static_cast<Object*>(p)));
             };
         }
         if constexpr (detail::has_set_grad<P>) {
@@ -182,7 +199,9 @@ private:
                 return Traits::is_sparse(*static_cast<Object*>(p));
             };
             functions.sparse_grad = [](void* p) {
-                return Traits::sparse_grad(*static_cast<Object*>(p));
+                SparseRows rows = Traits::sparse_grad(*static_cast<Object*>(p));
+                rows.values = detail::as_reals(rows.values);
+                return rows;
             };
             functions.set_sparse_grad = [](void* p, SparseRows const& rows) {
                 Traits::set_sparse_grad(*static_cast<Object*>(p), rows);

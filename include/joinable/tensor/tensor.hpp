@@ -176,14 +176,13 @@ concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
 
 namespace detail {
 
-/// A container of bools, or a tensor whose traits say that its elements are bools. It is refused
-/// rather than treated as u8, because a sum of bools would not be a bool.
+/// A container that packs bools into bits: std::vector<bool>.
 template <class T>
-concept has_bool_elements = !Tensor<T> && (requires {
+concept has_packed_bools = !Tensor<T> && requires {
     requires std::same_as<typename std::remove_cvref_t<T>::value_type, bool>;
-} || requires { requires std::same_as<typename traits_of<T>::value_type, bool>; });
+};
 
-/// A container whose elements have no DType, such as std::vector<short>.
+/// A container whose elements have no DType, such as std::vector<long double>.
 template <class T>
 concept has_other_elements = !has_tensor_traits<T> && requires {
     typename std::remove_cvref_t<T>::value_type;
@@ -196,13 +195,14 @@ concept has_other_elements = !has_tensor_traits<T> && requires {
 template <class T>
 consteval bool models_tensor() {
     static_assert(
-        !detail::has_bool_elements<T>,
-        "Tensor: bool has no DType, and std::vector<bool> no contiguous elements; use unsigned char"
+        !detail::has_packed_bools<T>,
+        "Tensor: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array "
+        "of bool"
     );
     static_assert(
         !detail::has_other_elements<T>,
-        "Tensor: the elements have no DType; use float, double, Half, BFloat16 or an integer of 1, 4 or 8 "
-        "bytes"
+        "Tensor: the elements have no DType; use float, double, Half, BFloat16, bool, a complex number of "
+        "float or double, or an integer of at most 8 bytes"
     );
     constexpr bool is_number = std::is_arithmetic_v<std::remove_cvref_t<T>>;
     static_assert(!is_number, "Tensor: a number is no tensor; give std::span{&number, 1}");

@@ -94,13 +94,14 @@ namespace detail {
 
 template <class Range>
 concept holds_bools =
-    has_bool_elements<Range> || requires { requires has_bool_elements<item_of<Range>>; };
+    has_packed_bools<Range> || requires { requires has_packed_bools<item_of<Range>>; };
 
 template <class... Ranges>
 TensorList tensor_list(Ranges&&... ranges) {
     static_assert(
         !(holds_bools<Ranges> || ...),
-        "buffers: bool has no DType, and std::vector<bool> no contiguous elements; use unsigned char"
+        "buffers: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array "
+        "of bool"
     );
     static_assert(
         (has_items_for<Ranges, AnyTensor> && ...),

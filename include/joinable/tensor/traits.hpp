@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -63,6 +64,7 @@ template <class T>
 struct tensor_traits; // primary undefined: a type without a specialisation is no tensor
 
 template <Element U, class Allocator>
+    requires(!std::same_as<U, bool>) // packed into bits
 struct tensor_traits<std::vector<U, Allocator>> {
     using value_type = U;
     static U* data(std::vector<U, Allocator>& t) noexcept { return t.data(); }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/further_types.hpp>
 #include <support/process_ranks.hpp>
 #include <support/repeating.hpp>
 
@@ -43,6 +44,10 @@ void check_collectives(Comm& comm) {
     std::vector<int> one_more(2 * world + 1);
     CHECK_THROWS_AS((void)joinable::all_gather(comm, ranks, one_more), joinable::ContractViolation);
     comm.barrier();
+}
+
+TEST_CASE("booleans, i16, u16 and complex numbers are moved, and reduced where ReduceOp says so") {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) { joinable_tests::check_further_types(comm); });
 }
 
 TEST_CASE("collectives take any contiguous tensor") {

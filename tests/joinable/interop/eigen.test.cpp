@@ -33,7 +33,8 @@ constexpr DType dtype_in =
 static_assert(dtype_in<double> == DType::f64 && dtype_in<float> == DType::f32);
 static_assert(dtype_in<std::int32_t> == DType::i32 && dtype_in<std::uint8_t> == DType::u8);
 static_assert(dtype_in<Eigen::half> == DType::f16 && dtype_in<Eigen::bfloat16> == DType::bf16);
-static_assert(!Tensor<Eigen::MatrixXcf> && !Tensor<Eigen::Array<bool, 2, 2>>);
+static_assert(Tensor<Eigen::MatrixXcf> && Tensor<Eigen::Array<bool, 2, 2>>);
+static_assert(!Tensor<Eigen::Matrix<long double, 2, 2>>);
 
 static_assert(WritableTensor<MatrixXf> && Tensor<MatrixXf const> && !WritableTensor<MatrixXf const>);
 static_assert(!WritableTensor<Eigen::Map<MatrixXf const>> && Tensor<Eigen::Ref<MatrixXf const>>);

@@ -40,7 +40,7 @@ static_assert(joinable::dtype_of<joinable::tensor_traits<Columns>::value_type> =
 static_assert(
     joinable::dtype_of<joinable::tensor_traits<xt::xarray<std::int32_t>>::value_type> == DType::i32
 );
-static_assert(!Tensor<xt::xarray<bool>> && !Tensor<xt::xarray<short>>);
+static_assert(Tensor<xt::xarray<bool>> && !Tensor<xt::xarray<long double>>);
 
 template <class T>
 T& lvalue();

@@ -21,6 +21,7 @@
 
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
+#include <support/for_each_type.hpp>
 #include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/normalized_net.hpp>
@@ -396,10 +397,11 @@ TEST_CASE("a joined rank changes no result of any operation on any dtype") {
                     for (std::size_t o = 0; o < joinable::reduce_op_count; ++o) {
                         auto const op = static_cast<ReduceOp>(o);
                         bool const is_of_bits = op == ReduceOp::bit_and || op == ReduceOp::bit_or;
-                        if (is_of_bits && (!combines_bits || joinable::is_floating_point(dtype))) {
+                        if ((is_of_bits && !combines_bits) ||
+                            !joinable::detail::is_reducible(dtype, op)) {
                             continue;
                         }
-                        joinable::visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+                        joinable_tests::visit_real(dtype, [&]<class T>(std::type_identity<T>) {
                             auto const of = [](int rank) {
                                 if constexpr (std::is_integral_v<T>) {
                                     return static_cast<T>(1 + rank % 3);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/for_each_type.hpp>
 #include <support/volume.hpp>
 
 #include <joinable/tensor/dtype.hpp>
@@ -26,29 +28,12 @@ using namespace joinable;
 using detail::InstructionSet;
 using Bytes = std::vector<std::byte>;
 
-constexpr DType dtypes[] = {
-    DType::f16,
-    DType::bf16,
-    DType::f32,
-    DType::f64,
-    DType::i8,
-    DType::u8,
-    DType::i32,
-    DType::u32,
-    DType::i64,
-    DType::u64
-};
-
-std::span<ReduceOp const> operations_of(DType dtype) {
-    static constexpr ReduceOp all[] = {
-        ReduceOp::sum,
-        ReduceOp::product,
-        ReduceOp::min,
-        ReduceOp::max,
-        ReduceOp::bit_and,
-        ReduceOp::bit_or
-    };
-    return std::span{all}.first(is_floating_point(dtype) ? 4 : 6);
+std::vector<ReduceOp> operations_of(DType dtype) {
+    std::vector<ReduceOp> all{ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max};
+    if (!is_floating_point(dtype)) {
+        all.insert(all.end(), {ReduceOp::bit_and, ReduceOp::bit_or});
+    }
+    return size_of(dtype) == 2 && !is_floating_point(dtype) ? std::vector<ReduceOp>{} : all;
 }
 
 /// The sets that this processor has.
@@ -210,9 +195,10 @@ void check_all(
 ) {
     std::mt19937_64 random{7};
     std::size_t const most = *std::max_element(counts.begin(), counts.end());
-    for (DType const dtype : dtypes) {
+    for (std::size_t index = 0; index < dtype_count; ++index) {
+        auto const dtype = static_cast<DType>(index);
         CAPTURE(name_of(dtype));
-        visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+        joinable_tests::visit_real(dtype, [&]<class T>(std::type_identity<T>) {
             std::vector<Bytes> inputs;
             for (std::size_t const ranks : rank_counts) {
                 CAPTURE(ranks);
@@ -248,7 +234,7 @@ TEST_CASE("a reduction gives the bits of a scalar loop in rank order, for every 
 TEST_CASE("a min or max of floats is NaN if a number is, and orders -0 before 0, on any rank") {
     for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
         CAPTURE(name_of(dtype));
-        visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+        joinable_tests::visit_real(dtype, [&]<class T>(std::type_identity<T>) {
             if constexpr (!std::is_integral_v<T>) {
                 using A = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
                 using Limits = std::numeric_limits<A>;
@@ -309,7 +295,7 @@ TEST_CASE("a scaled sum rounds every product, as a loop does that multiplies bef
     auto const factor_of = [](std::size_t rank) { return 1.0 / (3.0 + static_cast<double>(rank)); };
     for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
         CAPTURE(name_of(dtype));
-        visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+        joinable_tests::visit_real(dtype, [&]<class T>(std::type_identity<T>) {
             using A = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
             for (std::size_t const ranks : {1U, 2U, 3U, 4U, 8U, 16U, 17U, 40U}) {
                 for (std::size_t number = 0;
@@ -358,7 +344,7 @@ TEST_CASE("a reduction does not depend on how it was cut") {
     std::mt19937_64 random{11};
     constexpr std::size_t count = 5000;
     for (DType const dtype : {DType::f32, DType::bf16, DType::f64}) {
-        visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+        joinable_tests::visit_real(dtype, [&]<class T>(std::type_identity<T>) {
             std::vector<Bytes> inputs;
             for (int rank = 0; rank < 3; ++rank) {
                 inputs.push_back(elements<T>(count, random));
@@ -381,5 +367,110 @@ TEST_CASE("a reduction does not depend on how it was cut") {
                 CHECK(same<T>(reduce(chunk), whole));
             }
         });
+    }
+}
+
+namespace {
+
+/// Reduces ranks' memory to its own places, with each instruction set, and checks each place's bytes.
+template <class T>
+void check_places(
+    ReduceOp op,
+    std::vector<std::vector<T>> const& inputs,
+    std::vector<T> const& expected,
+    detail::Factors const& factors = {}
+) {
+    for (InstructionSet const set : instruction_sets()) {
+        auto data = inputs;
+        auto const place = [&](std::size_t rank) {
+            return reinterpret_cast<std::byte*>(data[rank].data());
+        };
+        detail::reduce_to(
+            dtype_of<T>,
+            op,
+            {data.size(), place},
+            {data.size(), place},
+            expected.size(),
+            factors,
+            set
+        );
+        for (auto const& rank : data) {
+            CHECK(rank == expected);
+        }
+    }
+}
+
+template <class Real>
+void check_complex() {
+    using Number = std::complex<Real>;
+    for (std::size_t const ranks : {1U, 2U, 3U, 4U, 8U, 17U}) {
+        CAPTURE(ranks);
+        for (std::size_t const count : {0U, 1U, 2U, 7U, 64U, 1031U}) {
+            std::vector<std::vector<Number>> inputs(ranks, std::vector<Number>(count));
+            std::vector<Number> sum(count);
+            std::vector<Number> scaled(count);
+            std::vector<Number> product(count, Number{1});
+            for (std::size_t rank = 0; rank < ranks; ++rank) {
+                for (std::size_t i = 0; i < count; ++i) { // small whole numbers, so nothing rounds
+                    auto const at = static_cast<Real>(i % 5);
+                    Number const number{at - static_cast<Real>(rank), at + 1};
+                    inputs[rank][i] = number;
+                    sum[i] += number;
+                    scaled[i] += static_cast<Real>(0.5) * number;
+                }
+            }
+            check_places(ReduceOp::sum, inputs, sum);
+            check_places(ReduceOp::sum, inputs, scaled, {ranks, [](std::size_t) { return 0.5; }});
+            for (std::size_t rank = 0; rank < ranks; ++rank) { // powers of i: turns by 90 degrees
+                for (std::size_t i = 0; i < count; ++i) {
+                    constexpr int turns[][2] = {{1, 0}, {0, 1}, {-1, 0}, {0, -1}};
+                    auto const& turn = turns[(i + rank) % 4];
+                    inputs[rank][i] = {
+                        2 * static_cast<Real>(turn[0]), 2 * static_cast<Real>(turn[1])
+                    };
+                }
+            }
+            for (std::size_t i = 0; i < count; ++i) {
+                std::size_t const turns = ranks * i + ranks * (ranks - 1) / 2;
+                auto const length = std::ldexp(Real{1}, static_cast<int>(ranks));
+                product[i] = turns % 4 == 0   ? Number{length, 0}
+                             : turns % 4 == 1 ? Number{0, length}
+                             : turns % 4 == 2 ? Number{-length, 0}
+                                              : Number{0, -length};
+            }
+            check_places(ReduceOp::product, inputs, product);
+        }
+    }
+}
+
+} // namespace
+
+TEST_CASE("complex numbers are added, scaled and multiplied, each as the pair of reals that it is"
+) {
+    check_complex<float>();
+    check_complex<double>();
+}
+
+TEST_CASE("booleans have an or and an and, under two names each") {
+    constexpr std::size_t ranks = 3;
+    constexpr std::size_t count = 8 * 33;
+    std::vector<std::vector<std::uint8_t>> inputs(ranks, std::vector<std::uint8_t>(count));
+    std::vector<std::uint8_t> any(count);
+    std::vector<std::uint8_t> all(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        for (std::size_t rank = 0; rank < ranks; ++rank) {
+            inputs[rank][i] = static_cast<std::uint8_t>(i >> rank & 1U);
+        }
+        any[i] = i % 8 != 0 ? 1 : 0;
+        all[i] = i % 8 == 7 ? 1 : 0;
+    }
+    for (ReduceOp const op : {ReduceOp::max, ReduceOp::bit_or, ReduceOp::min, ReduceOp::bit_and}) {
+        auto data = inputs;
+        auto const place = [&](std::size_t rank) {
+            return reinterpret_cast<std::byte*>(data[rank].data());
+        };
+        detail::reduce_to(DType::boolean, op, {ranks, place}, {ranks, place}, count);
+        bool const is_or = op == ReduceOp::max || op == ReduceOp::bit_or;
+        CHECK((data[2] == (is_or ? any : all)));
     }
 }

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include <doctest/doctest.h>
 
@@ -22,7 +24,26 @@ using joinable::Half;
 static_assert(dtype_of<float> == DType::f32 && dtype_of<double> == DType::f64);
 static_assert(dtype_of<long> == DType::i64 && dtype_of<long long> == DType::i64);
 static_assert(dtype_of<unsigned char> == DType::u8 && dtype_of<char> == DType::i8);
-static_assert(!Element<bool> && !Element<short> && !Element<int*> && !Element<char32_t>);
+static_assert(dtype_of<bool> == DType::boolean);
+static_assert(dtype_of<short> == DType::i16 && dtype_of<unsigned short> == DType::u16);
+static_assert(dtype_of<std::complex<float>> == DType::c64);
+static_assert(dtype_of<std::complex<double>> == DType::c128);
+static_assert(!Element<int*> && !Element<char32_t> && !Element<char16_t>);
+static_assert(!Element<long double> && !Element<std::complex<long double>>);
+static_assert(!Element<std::complex<int>> && !Element<std::pair<float, float>>);
+
+/// Complex numbers of another library.
+struct Pair {
+    using value_type = float;
+    float a, b;
+    [[nodiscard]] float real() const { return a; }
+    [[nodiscard]] float imag() const { return b; }
+};
+/// Larger than its parts, so not a pair in memory.
+struct TaggedPair : Pair {
+    int tag;
+};
+static_assert(dtype_of<Pair> == DType::c64 && !Element<TaggedPair>);
 
 /// Each dtype has a name, a storage type and the predicates of that type.
 constexpr bool test_every_dtype_is_known() {
@@ -41,7 +62,7 @@ constexpr bool test_every_dtype_is_known() {
     return true;
 }
 static_assert(test_every_dtype_is_known());
-static_assert(joinable::name_of(static_cast<DType>(joinable::dtype_count - 1)) == "u64");
+static_assert(joinable::name_of(static_cast<DType>(joinable::dtype_count - 1)) == "c128");
 
 /// The number that bits stand for, by the definition of the format.
 double number_of(unsigned bits, int exponent_bits, int mantissa_bits) {

@@ -8,6 +8,7 @@
 #include <support/fake_nccl/arithmetic.hpp>
 #include <support/fake_nccl/calls.hpp>
 #include <support/fake_nccl/world.hpp>
+#include <support/for_each_type.hpp>
 
 #include <joinable/tensor/dtype.hpp>
 
@@ -56,7 +57,7 @@ T number(double value) {
 /// The elements from `first` on of all ranks' inputs, in rank order.
 std::vector<std::byte> reduced(std::vector<Op> const& ops, std::size_t first, std::size_t count) {
     std::vector<std::byte> result(count * size_of(ops[0].type));
-    joinable::visit_dtype(dtype(ops[0].type), [&]<class T>(std::type_identity<T>) {
+    joinable_tests::visit_real(dtype(ops[0].type), [&]<class T>(std::type_identity<T>) {
         // 16 bits add up in float and are rounded once, as where switches add; rings round at each rank.
         using Total = std::conditional_t<std::is_class_v<T>, float, T>;
         auto const input = [&](Op const& op, std::size_t i) {

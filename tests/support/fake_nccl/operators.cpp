@@ -9,6 +9,7 @@
 #include <support/fake_nccl/calls.hpp>
 #include <support/fake_nccl/windows.hpp>
 #include <support/fake_nccl/world.hpp>
+#include <support/for_each_type.hpp>
 
 #include <joinable/tensor/dtype.hpp>
 
@@ -31,19 +32,19 @@ ncclResult_t ncclRedOpCreatePreMulSum(
         ncclResult_t const result = ready(member);
         if (result == ncclSuccess) {
             int const name = static_cast<int>(ncclNumOps) + member.operators++;
-            double const factor =
-                joinable::visit_dtype(dtype(type), [&]<class T>(std::type_identity<T>) -> double {
-                    if (is_later) {
-                        return 1.0;
-                    }
-                    T value;
-                    std::memcpy(&value, scalar, sizeof(T));
-                    if constexpr (std::is_class_v<T>) {
-                        return static_cast<double>(static_cast<float>(value));
-                    } else {
-                        return static_cast<double>(value);
-                    }
-                });
+            double factor = 1.0;
+            joinable_tests::visit_real(dtype(type), [&]<class T>(std::type_identity<T>) {
+                if (is_later) {
+                    return;
+                }
+                T value;
+                std::memcpy(&value, scalar, sizeof(T));
+                if constexpr (std::is_class_v<T>) {
+                    factor = static_cast<double>(static_cast<float>(value));
+                } else {
+                    factor = static_cast<double>(value);
+                }
+            });
             member.factors[name] = {type, factor, is_later ? scalar : nullptr};
             *op = static_cast<ncclRedOp_t>(name);
         }

@@ -93,12 +93,15 @@ public:
         for (std::size_t k = 0; k < groups.size(); ++k) {
             append(groups[k], names[k]);
         }
-        for (KeptTensor const& tensor : kept_) {
+        for (KeptTensor& tensor : kept_) {
+            bool const is_complex = detail::is_complex(tensor.view.dtype());
+            tensor.view = as_reals(tensor.view);
             first_of_kept_.push_back(tensors_.size());
             bool const is_one = tensor.kind == KeptTensor::Kind::same;
             for (std::size_t rank = 0; rank < (is_one ? 1 : writers); ++rank) {
                 std::string name = is_one ? tensor.name : concat(tensor.name, "/", rank);
                 tensors_.push_back({std::move(name), tensor.view.dtype(), tensor.view.extents()});
+                tensors_.back().is_complex = is_complex;
             }
         }
         std::set<std::string_view> all{"__metadata__"};
@@ -123,7 +126,7 @@ public:
     void place_as(std::string_view file, FileHeader const& header) {
         Stored stored = by_name(header);
         for (StoredTensor& tensor : tensors_) {
-            place_as(file, tensor, stored);
+            place_as(file, tensor, stored, header);
         }
         require_none_left(file, header, stored);
     }
@@ -138,7 +141,7 @@ public:
         for (std::size_t const value : first_of_) {
             std::string_view const name = tensors_[value].name;
             if (names.empty() || unknown.erase(name) != 0) {
-                place_as(file, tensors_[value], stored);
+                place_as(file, tensors_[value], stored, header);
                 placed.insert(value);
             }
         }
@@ -239,7 +242,9 @@ private:
         }
         return stored;
     }
-    static void place_as(std::string_view file, StoredTensor& tensor, Stored& stored) {
+    static void place_as(
+        std::string_view file, StoredTensor& tensor, Stored& stored, FileHeader const& header
+    ) {
         auto const found = stored.find(tensor.name);
         bool const is_there = found != stored.end();
         if (!is_there || found->second->dtype != tensor.dtype ||
@@ -252,6 +257,15 @@ private:
                 to_text(tensor),
                 ", but it has ",
                 is_there ? to_text(*found->second) : "none of that name"
+            );
+        }
+        if (header.metadata.contains(mark_of_complex(tensor.name)) != tensor.is_complex) {
+            refuse_file(
+                file,
+                "it is of another model: tensor ",
+                tensor.name,
+                tensor.is_complex ? " is complex, but the file has reals of the same extents"
+                                  : " has reals, but that of the file is complex"
             );
         }
         tensor.begin = found->second->begin;
@@ -288,6 +302,7 @@ private:
             std::string const name = stored_name(group.parameters, i, group.first);
             first_of_.push_back(tensors_.size());
             tensors_.push_back({name, value.dtype(), value.extents()});
+            tensors_.back().is_complex = group.parameters[i].is_complex();
             if (states[i] == nullptr) {
                 continue; // frozen
             }

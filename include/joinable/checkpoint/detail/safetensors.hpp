@@ -25,13 +25,15 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A tensor in a file.
+/// A tensor in a file. Complex numbers are pairs of reals in a last dimension of extent 2; the metadata
+/// say which tensors are such.
 struct StoredTensor {
     std::string name;
-    DType dtype = DType::f32;
+    DType dtype = DType::f32; ///< not complex
     Shape extents;
     std::uint64_t begin = 0; ///< first of its bytes in the data
     std::uint64_t end = 0;
+    bool is_complex = false; ///< `extents` end with the 2 parts
 
     [[nodiscard]] std::size_t numel() const { return joinable::numel(extents); }
 };
@@ -41,14 +43,14 @@ struct FileHeader {
     std::map<std::string, std::string> metadata;
 };
 
+/// The key of the metadata that says that a tensor is complex.
+[[nodiscard]] inline std::string mark_of_complex(std::string_view tensor) {
+    return concat("parts of ", tensor);
+}
+
 inline constexpr std::size_t length_bytes = 8; ///< before the header
 inline constexpr std::uint64_t max_header_bytes =
     100'000'000; ///< the limit of the format's own library
-
-/// The format's names, by DType.
-inline constexpr std::string_view stored_dtypes[dtype_count] = {
-    "F16", "BF16", "F32", "F64", "I8", "U8", "I32", "U32", "I64", "U64"
-};
 
 /// Throws ContractViolation about a file.
 template <class... Pieces>
@@ -89,7 +91,7 @@ inline void place_tensors(std::vector<StoredTensor>& tensors) {
                 shape.push_back(extent);
             }
             json& entry = all[tensor.name];
-            entry["dtype"] = stored_dtypes[static_cast<std::size_t>(tensor.dtype)];
+            entry["dtype"] = row_of(tensor.dtype).stored;
             entry["shape"] = std::move(shape);
             entry["data_offsets"] = {tensor.begin, tensor.end};
         }
@@ -227,17 +229,24 @@ private:
         StoredTensor tensor;
         tensor.name = name;
         Json const& dtype = field(name, entry, "dtype");
-        auto const* const found = std::find(
-            std::begin(stored_dtypes),
-            std::end(stored_dtypes),
-            dtype.is_string() ? dtype.get_ref<std::string const&>() : std::string{}
+        std::string const word = dtype.is_string() ? dtype.get<std::string>() : std::string{};
+        auto const* const found = std::find_if( // no complex one, whose parts come first
+            std::begin(dtype_table),
+            std::end(dtype_table),
+            [&](DTypeRow const& row) { return row.stored == word; }
         );
-        if (found == std::end(stored_dtypes)) {
+        if (found == std::end(dtype_table)) {
             refuse(
-                "tensor ", name, " is of dtype ", dtype.dump(), ", which is none of this library"
+                "tensor ",
+                name,
+                " is of dtype ",
+                dtype.dump(),
+                word.starts_with("F8")
+                    ? ", but numbers of 8 bits have no DType; store F16 or wider ones"
+                    : ", which is none of this library"
             );
         }
-        tensor.dtype = static_cast<DType>(found - std::begin(stored_dtypes));
+        tensor.dtype = static_cast<DType>(found - std::begin(dtype_table));
         auto const shape = numbers(name, entry, "shape");
         if (shape.size() > max_tensor_rank) {
             refuse(

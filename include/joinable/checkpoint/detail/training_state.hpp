@@ -29,6 +29,7 @@ struct TrainingState {
     RuleSettings reduction;                      ///< its name and settings, if it has state
     std::vector<std::uint64_t> order;            ///< of the parameters in its buckets
     std::map<std::string, std::uint64_t> hashes; ///< of each tensor, by name
+    std::vector<std::string> complex;            ///< names of tensors, to be written
 };
 
 inline constexpr std::string_view checkpoint_format = "joinable checkpoint";
@@ -102,6 +103,9 @@ inline constexpr std::string_view prefix_of_reduction = "reduction: ";
     }
     for (auto const& [name, hash] : state.hashes) {
         metadata.emplace("hash of " + name, hex_of(hash));
+    }
+    for (std::string const& name : state.complex) {
+        metadata.emplace(mark_of_complex(name), "real, imaginary");
     }
     metadata.emplace("checksum", checksum_of(metadata));
     return metadata;

@@ -34,6 +34,7 @@ struct CudaCopy {
     double const* factor_at;
     std::size_t count;
     DType dtype;
+    std::uint8_t element_bytes;   ///< size_of(dtype), at most 8: a complex number is two elements
     std::uint8_t levels;          ///< at least one
     Level level[max_tensor_rank]; ///< innermost first; neighbours are merged where possible
 
@@ -85,7 +86,8 @@ namespace detail {
 /// A copy of elements in the same order in both places. `from` null: zeros.
 [[nodiscard]] inline CudaCopy
 cuda_copy(void const* from, Shape const& from_strides, double factor, AnyView const& to) {
-    CudaCopy copy{from, to.data(), factor, nullptr, to.numel(), to.dtype(), 0, {}};
+    auto const element_bytes = static_cast<std::uint8_t>(size_of(to.dtype()));
+    CudaCopy copy{from, to.data(), factor, nullptr, to.numel(), to.dtype(), element_bytes, 0, {}};
     Loops const loops{to.extents(), from_strides, to.strides(), 1};
     auto const levels = loops.levels();
     for (std::size_t l = levels.size(); l-- > 0;) {

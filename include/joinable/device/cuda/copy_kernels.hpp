@@ -376,14 +376,10 @@ __host__ __device__ inline void copy_range(BlockRange<CudaCopy> const& range, un
         visit_scaled(copy.dtype, factor, run);
         return;
     }
-    switch (copy.dtype) {
-    case DType::i8:
-    case DType::u8: run(CopyBits<std::uint8_t>{}); return;
-    case DType::f16:
-    case DType::bf16: run(CopyBits<std::uint16_t>{}); return;
-    case DType::f32:
-    case DType::i32:
-    case DType::u32: run(CopyBits<std::uint32_t>{}); return;
+    switch (copy.element_bytes) {
+    case 1: run(CopyBits<std::uint8_t>{}); return;
+    case 2: run(CopyBits<std::uint16_t>{}); return;
+    case 4: run(CopyBits<std::uint32_t>{}); return;
     default: run(CopyBits<std::uint64_t>{}); return;
     }
 }

@@ -93,13 +93,13 @@ public:
     void copy(AnyView const& from, AnyView const& to) override { take("copy", from, 1.0, to); }
     /// @throws ContractViolation  also if there are no kernels and the factor is not 1.
     void scale_copy(AnyView const& from, double factor, AnyView const& to) override {
-        if (factor != 1.0 && (!can_scale() || !is_floating_point(to.dtype()))) {
+        if (factor != 1.0 && (!can_scale() || !detail::is_scalable(to.dtype()))) {
             throw ContractViolation{detail::concat(
                 "scale_copy: a tensor of ",
                 name_of(to.dtype()),
                 " cannot be scaled by ",
                 factor,
-                can_scale() ? "; only floating-point dtypes can"
+                can_scale() ? "; only floating-point and complex dtypes can"
                             : " without kernels; call CudaDevice::use_kernels first"
             )};
         }
@@ -107,7 +107,8 @@ public:
     }
     void fill_zero(AnyView const& to) override {
         require_here("fill_zero", to);
-        queue_.push_back(detail::cuda_copy(nullptr, to.strides(), 1.0, to));
+        AnyView const target = detail::as_reals(to);
+        queue_.push_back(detail::cuda_copy(nullptr, target.strides(), 1.0, target));
     }
     [[nodiscard]] bool can_scale() const noexcept override { return kernels_.run != nullptr; }
 
@@ -286,8 +287,15 @@ private:
         require_here(what, to);
         detail::check_pair(what, without_device(from), without_device(to));
         if (to.numel() != 0 && !(factor == 1.0 && detail::is_same_view(from, to))) {
-            queue_.push_back(detail::cuda_copy(from.data(), from.strides(), factor, to));
+            put(from, factor, to);
         }
+    }
+    /// Kernels know no complex numbers.
+    void put(AnyView const& from, double factor, AnyView const& to) {
+        if (detail::is_complex(to.dtype())) {
+            return put(detail::as_reals(from), factor, detail::as_reals(to));
+        }
+        queue_.push_back(detail::cuda_copy(from.data(), from.strides(), factor, to));
     }
     void move(std::byte* from, std::byte* to, std::size_t bytes) {
         if (bytes != 0) {

@@ -4,11 +4,14 @@
 #include <joinable/device/copy.hpp>
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 #include <joinable/device/detail/loops.hpp>
 #include <joinable/reduction/arithmetic.hpp>
 #include <joinable/reduction/rows.hpp>
 #include <joinable/tensor/overlap.hpp>
+#include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -64,6 +67,18 @@ JOINABLE_DEFINITION void check_pair(std::string_view what, AnyView const& from, 
     }
 }
 
+/// Calls f with an unsigned integer of the size of the dtype's elements.
+/// @pre the size is at most 8
+template <class F>
+void visit_bits(DType dtype, F const& f) {
+    switch (size_of(dtype)) {
+    case 1: return f(std::uint8_t{});
+    case 2: return f(std::uint16_t{});
+    case 4: return f(std::uint32_t{});
+    default: return f(std::uint64_t{});
+    }
+}
+
 /// Applies an operation to each element of `to` and the element of `from` at the same index.
 template <class Operation>
 void for_each_element(Operation const& operation, AnyView const& from, AnyView const& to) {
@@ -93,8 +108,11 @@ JOINABLE_DEFINITION void copy(AnyView const& from, AnyView const& to) {
     if (detail::is_same_view(from, to)) {
         return;
     }
-    visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
-        detail::for_each_element(detail::Assign<detail::bits_of_size<sizeof(T)>>{}, from, to);
+    if (from.dtype() == DType::c128) {
+        return copy(detail::as_reals(from), detail::as_reals(to));
+    }
+    detail::visit_bits(from.dtype(), [&]<class Bits>(Bits) {
+        detail::for_each_element(detail::Assign<Bits>{}, from, to);
     });
 }
 
@@ -104,28 +122,41 @@ JOINABLE_DEFINITION void scale_copy(AnyView const& from, double factor, AnyView 
         return;
     }
     detail::check_pair("scale_copy", from, to);
-    visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
-        if constexpr (std::is_integral_v<T>) {
-            throw ContractViolation{
-                "scale_copy: a tensor of " + detail::to_text(name_of(from.dtype())) +
-                " cannot be scaled by " + detail::to_text(factor) +
-                "; only floating-point dtypes can"
-            };
-        } else {
-            detail::for_each_element(detail::Scale<T>{factor}, from, to);
-        }
+    if (!detail::is_scalable(from.dtype())) {
+        throw ContractViolation{
+            "scale_copy: a tensor of " + detail::to_text(name_of(from.dtype())) +
+            " cannot be scaled by " + detail::to_text(factor) +
+            "; only floating-point and complex dtypes can"
+        };
+    }
+    AnyView const source = detail::as_reals(from);
+    AnyView const target = detail::as_reals(to);
+    detail::visit_floating(source.dtype(), [&]<class T>(std::type_identity<T>) {
+        detail::for_each_element(detail::Scale<T>{factor}, source, target);
     });
 }
 
 JOINABLE_DEFINITION void add(AnyView const& from, AnyView const& to) {
     detail::check_pair("add", from, to);
-    visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
-        if constexpr (std::is_integral_v<T>) {
-            detail::for_each_element(detail::Add<detail::bits_of_size<sizeof(T)>>{}, from, to);
-        } else {
-            detail::for_each_element(detail::Add<T>{}, from, to);
-        }
-    });
+    if (!detail::is_reducible(from.dtype(), ReduceOp::sum)) {
+        throw ContractViolation{
+            "add: a tensor of " + detail::to_text(name_of(from.dtype())) +
+            " cannot be added; convert it to i32"
+        };
+    }
+    AnyView const source = detail::as_reals(from);
+    AnyView const target = detail::as_reals(to);
+    if (detail::is_scalable(source.dtype())) {
+        detail::visit_floating(source.dtype(), [&]<class T>(std::type_identity<T>) {
+            detail::for_each_element(detail::Add<T>{}, source, target);
+        });
+    } else {
+        detail::visit_bits(source.dtype(), [&]<class Bits>(Bits) {
+            if constexpr (sizeof(Bits) != 2) {
+                detail::for_each_element(detail::Add<Bits>{}, source, target);
+            }
+        });
+    }
 }
 
 JOINABLE_DEFINITION void fill_zero(AnyView const& to) {
@@ -133,17 +164,19 @@ JOINABLE_DEFINITION void fill_zero(AnyView const& to) {
     if (to.numel() == 0) {
         return;
     }
-    visit_dtype(to.dtype(), [&]<class T>(std::type_identity<T>) {
-        using Bits = detail::bits_of_size<sizeof(T)>;
+    if (to.dtype() == DType::c128) {
+        return fill_zero(detail::as_reals(to));
+    }
+    detail::visit_bits(to.dtype(), [&]<class Bits>(Bits) {
         auto* const target = static_cast<std::byte*>(to.data());
-        detail::Loops loops{to.extents(), to.strides(), to.strides(), sizeof(T)};
+        detail::Loops loops{to.extents(), to.strides(), to.strides(), sizeof(Bits)};
         detail::for_all_rows<Bits>(
             loops,
             target,
             target,
             [](auto const&, auto const& row, std::size_t count, std::size_t) {
-                if (row.step == sizeof(T)) {
-                    std::memset(row.data, 0, count * sizeof(T));
+                if (row.step == sizeof(Bits)) {
+                    std::memset(row.data, 0, count * sizeof(Bits));
                 } else {
                     for (std::size_t i = 0; i < count; ++i) {
                         detail::store<Bits>(row.data + i * row.step, Bits{});

@@ -25,22 +25,26 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// The element that changes no result of a reduction.
 template <Element T>
 [[nodiscard]] constexpr T neutral_element(ReduceOp op) noexcept {
-    using Number =
-        std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
-    using Limits = std::numeric_limits<Number>;
-    switch (op) {
-    case ReduceOp::product: return T{Number{1}};
-    case ReduceOp::min: return T{Limits::has_infinity ? Limits::infinity() : (Limits::max)()};
-    case ReduceOp::max: return T{Limits::has_infinity ? -Limits::infinity() : Limits::lowest()};
-    case ReduceOp::bit_and:
-        if constexpr (std::is_integral_v<T>) {
-            return static_cast<T>(~T{});
+    if constexpr (complex_number<T>) { // has no order
+        return op == ReduceOp::product ? T{{1, 0}} : T{};
+    } else {
+        using Number =
+            std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
+        using Limits = std::numeric_limits<Number>;
+        switch (op) {
+        case ReduceOp::product: return T{Number{1}};
+        case ReduceOp::min: return T{Limits::has_infinity ? Limits::infinity() : (Limits::max)()};
+        case ReduceOp::max: return T{Limits::has_infinity ? -Limits::infinity() : Limits::lowest()};
+        case ReduceOp::bit_and:
+            if constexpr (std::is_integral_v<T>) {
+                return static_cast<T>(-1); // true, if it is a boolean
+            }
+            break;
+        case ReduceOp::sum:
+        case ReduceOp::bit_or: break;
         }
-        break;
-    case ReduceOp::sum:
-    case ReduceOp::bit_or: break;
+        return T{};
     }
-    return T{};
 }
 
 /// The collectives that a joined rank runs in place of a model, with elements that change no result.

@@ -87,17 +87,27 @@ using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
 
 using RunPass = void (*)(ReductionPass const&) noexcept;
 
+/// Nothing is compiled for reductions that are refused.
+/// @pre is_reducible(dtype, Operation::op)
 template <class Operation>
 RunPass pass_function(DType dtype, InstructionSet set) {
     return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
-        using T = typename Operation::template Number<accumulator_of<Stored>>;
-        if constexpr (std::is_same_v<T, float>) {
-            if (set == InstructionSet::avx512) {
-                return &reduce_avx512<Operation>;
+        if constexpr (is_reducible(dtype_of<Stored>, Operation::op)) {
+            using T = typename Operation::template Number<accumulator_of<Stored>>;
+            if constexpr (complex_number<T>) {
+                return &reduce_baseline<T, Operation>;
+            } else {
+                if constexpr (std::is_same_v<T, float>) {
+                    if (set == InstructionSet::avx512) {
+                        return &reduce_avx512<Operation>;
+                    }
+                }
+                return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
+                                                       : &reduce_avx2<T, Operation>;
             }
+        } else {
+            return nullptr;
         }
-        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
-                                               : &reduce_avx2<T, Operation>;
     });
 }
 

@@ -21,6 +21,7 @@
 #include <simulator/plans.hpp>
 #include <simulator/simulator.hpp>
 #include <support/closed_forms.hpp>
+#include <support/for_each_type.hpp>
 #include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
 #include <support/volume.hpp>
@@ -149,12 +150,10 @@ TEST_CASE("every dtype and operation is combined by every algorithm") {
                     continue;
                 }
                 auto const dtype = static_cast<DType>(number);
-                joinable::visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+                joinable_tests::visit_real(dtype, [&]<class T>(std::type_identity<T>) {
                     for (std::size_t op = 0; op < joinable::reduce_op_count; ++op) {
                         auto const operation = static_cast<ReduceOp>(op);
-                        bool const is_bitwise =
-                            operation == ReduceOp::bit_and || operation == ReduceOp::bit_or;
-                        if (is_bitwise && joinable::is_floating_point(dtype)) {
+                        if (!joinable::detail::is_reducible(dtype, operation)) {
                             continue;
                         }
                         // Small numbers are exact in every dtype. One factor of a product is not 1.

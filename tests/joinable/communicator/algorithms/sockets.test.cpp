@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/further_types.hpp>
 #include <support/messages.hpp>
 #include <support/socket_ranks.hpp>
 #include <support/tells_reason.hpp>
@@ -37,6 +38,13 @@ TEST_CASE("a ring over sockets passes every size and dtype on") {
     run_socket_ranks({1, 2, 3, 4, 8}, [](SocketCommunicator& sockets) {
         MessageCommunicator comm{sockets};
         pass_messages_around(comm);
+    });
+}
+
+TEST_CASE("booleans, i16, u16 and complex numbers go over sockets, too") {
+    run_socket_ranks({1, 2, 3, 4, 8}, [](SocketCommunicator& sockets) {
+        MessageCommunicator comm{sockets};
+        check_further_types(comm);
     });
 }
 

@@ -11,6 +11,7 @@
 
 #include <doctest/doctest.h>
 #include <support/closed_forms.hpp>
+#include <support/further_types.hpp>
 #include <support/gloo_ranks.hpp>
 
 #include <joinable/communicator/capabilities.hpp>
@@ -42,6 +43,10 @@ TEST_CASE("every collective over Gloo gives every dtype what a serial program co
     run_gloo_ranks({8}, [](GlooCommunicator& comm) { // 8 words go with arrivals, 9 do not
         closed_forms::check_all<std::uint64_t>(comm, {8, 9});
     });
+}
+
+TEST_CASE("booleans, i16, u16 and complex numbers go over Gloo, too") {
+    run_gloo_ranks({1, 2, 3, 4, 8}, [](GlooCommunicator& comm) { check_further_types(comm); });
 }
 
 TEST_CASE("collectives over Gloo that take two steps, and several pieces, give the same") {

@@ -19,6 +19,7 @@
 
 #include <doctest/doctest.h>
 #include <support/closed_forms.hpp>
+#include <support/further_types.hpp>
 #include <support/linear_model.hpp>
 #include <support/machines.hpp>
 #include <support/process_ranks.hpp>
@@ -60,6 +61,15 @@ TEST_CASE("every collective over machines gives every dtype what a serial progra
             closed_forms::check_all_dtypes(comm, {3});
             closed_forms::check_all<float>(comm, {0, 1, 3000});
             closed_forms::check_order_of_all_dtypes(comm);
+        });
+    }
+}
+
+TEST_CASE("booleans, i16, u16 and complex numbers go over machines, too") {
+    for (Sizes const& sizes : machine_layouts) {
+        CAPTURE(text_of(sizes));
+        run_machines(sizes, [](ThreadMachines& comm) {
+            joinable_tests::check_further_types(comm);
         });
     }
 }

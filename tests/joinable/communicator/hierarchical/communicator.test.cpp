@@ -26,6 +26,7 @@
 #include <doctest/doctest.h>
 #include <support/all_reducer.hpp>
 #include <support/closed_forms.hpp>
+#include <support/for_each_type.hpp>
 #include <support/linear_model.hpp>
 #include <support/machines.hpp>
 #include <support/recording_communicator.hpp>
@@ -79,12 +80,10 @@ TEST_CASE("every dtype and operation is combined over all ranks") {
         run_machines(sizes, [&](ThreadMachines& comm) {
             for (std::size_t number = 0; number < joinable::dtype_count; ++number) {
                 auto const dtype = static_cast<DType>(number);
-                joinable::visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+                joinable_tests::visit_real(dtype, [&]<class T>(std::type_identity<T>) {
                     for (std::size_t op = 0; op < joinable::reduce_op_count; ++op) {
                         auto const operation = static_cast<ReduceOp>(op);
-                        bool const is_bitwise =
-                            operation == ReduceOp::bit_and || operation == ReduceOp::bit_or;
-                        if (is_bitwise && joinable::is_floating_point(dtype)) {
+                        if (!joinable::detail::is_reducible(dtype, operation)) {
                             continue;
                         }
                         // Small numbers are exact in every dtype. One factor of a product is not 1.

@@ -12,6 +12,7 @@
 #include <doctest/doctest.h>
 #include <simulator/plans.hpp>
 #include <support/closed_forms.hpp>
+#include <support/further_types.hpp>
 #include <support/mpi_ranks.hpp>
 
 #include <joinable/algorithms.hpp>
@@ -48,6 +49,10 @@ TEST_CASE("every collective over MPI gives every dtype what a serial program com
         closed_forms::check_all_dtypes(comm, {3});
         closed_forms::check_all<float>(comm, {0, 1, 1000});
     });
+}
+
+TEST_CASE("booleans, i16, u16 and complex numbers go over MPI, too") {
+    run_mpi_ranks({1, 2, 3, 4, 8}, [](MpiCommunicator& comm) { check_further_types(comm); });
 }
 
 TEST_CASE("the least number is the minimum and the greatest is the maximum, signed or not") {

@@ -2,6 +2,7 @@
 #include <joinable/nccl.hpp>
 
 #include <atomic>
+#include <complex>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -149,6 +150,114 @@ TEST_CASE("collectives with a root are right for every element type") {
         } else {
             check_rooted<float>(comm, stream);
         }
+    });
+}
+
+template <class Real>
+void check_complex(NcclCommunicator& comm, cudaStream_t stream) {
+    using Number = std::complex<Real>;
+    constexpr joinable::DType dtype = joinable::dtype_of<Number>;
+    CAPTURE(joinable::name_of(dtype));
+    check_rooted<Number>(comm, stream);
+    int const n = comm.size();
+    auto const ranks = static_cast<Real>(n);
+    auto const mine = static_cast<Real>(comm.rank());
+    std::vector<Number> const given{{mine, 1}, {-1, 2 * mine}, {0, 3}};
+    Number const total{ranks * (ranks - 1) / 2, ranks};
+    std::vector<Number> const sum{total, {-total.imag(), 2 * total.real()}, {0, 3 * ranks}};
+    std::vector<Number> half;
+    for (Number const& number : sum) {
+        half.push_back(number / Real{2});
+    }
+    DeviceArray<Number> const values{given, stream};
+    comm.all_reduce(values.buffer(), ReduceOp::sum).wait();
+    CHECK(values.read(comm, stream) == sum);
+    DeviceArray<Number> const scaled{given, stream};
+    comm.all_reduce(scaled.buffer(), ReduceOp::sum, 0.5).wait();
+    CHECK(scaled.read(comm, stream) == half);
+    // Each rank gets one element, then rank r gets r + 1: element i is (rank of the giver, i).
+    auto const parts = static_cast<std::size_t>(n * (n + 1) / 2);
+    auto const numbered = [&](std::size_t count, auto const& of) {
+        std::vector<Number> all;
+        for (std::size_t i = 0; i < count; ++i) {
+            all.push_back(of(static_cast<Real>(i)));
+        }
+        return all;
+    };
+    auto const own = [&](Real i) { return Number{mine, i}; };
+    DeviceArray<Number> const each{numbered(static_cast<std::size_t>(n), own), stream};
+    DeviceArray<Number> const one{1};
+    comm.reduce_scatter(each.buffer(), one.buffer(), ReduceOp::sum).wait();
+    CHECK(one.read(comm, stream) == std::vector<Number>{{total.real(), ranks * mine}});
+    std::vector<std::size_t> counts;
+    for (std::size_t rank = 0; rank < static_cast<std::size_t>(n); ++rank) {
+        counts.push_back(rank + 1);
+    }
+    auto const me = static_cast<std::size_t>(comm.rank());
+    DeviceArray<Number> const uneven{numbered(parts, own), stream};
+    DeviceArray<Number> const part{me + 1};
+    comm.reduce_scatter(uneven.buffer(), part.buffer(), ReduceOp::sum, 0.5, counts).wait();
+    CHECK(part.read(comm, stream) == numbered(me + 1, [&](Real i) {
+              Real const place = static_cast<Real>(me * (me + 1) / 2) + i;
+              return Number{total.real() / 2, ranks * place / 2};
+          }));
+    CHECK_THROWS_WITH_AS(
+        (void)comm.all_reduce(values.buffer(), ReduceOp::product),
+        (joinable::detail::concat("NCCL does not multiply ", joinable::name_of(dtype)) +
+         "; sum the logarithms, or reduce on a communicator of the host")
+            .c_str(),
+        joinable::ContractViolation
+    );
+    CHECK_THROWS_AS(
+        (void)comm.all_reduce(values.buffer(), ReduceOp::max), joinable::ContractViolation
+    );
+}
+
+/// Integers of 16 bits and booleans: moved as they are.
+template <class T>
+void check_moved(NcclCommunicator& comm, cudaStream_t stream, joinable::DType dtype) {
+    CAPTURE(joinable::name_of(dtype));
+    auto const ranks = static_cast<std::size_t>(comm.size());
+    auto const typed = [&](joinable::Buffer buffer) {
+        buffer.dtype = dtype;
+        return buffer;
+    };
+    auto const of_rank = [&](int rank) {
+        return dtype == joinable::DType::boolean ? numbers<T>({rank % 2, 1, 0})
+                                                 : numbers<T>({rank + 0x7c01, rank, 3});
+    };
+    DeviceArray<T> const values{of_rank(comm.rank()), stream};
+    DeviceArray<T> const all{3 * ranks};
+    comm.all_gather(typed(values.buffer()), typed(all.buffer())).wait();
+    std::vector<T> expected;
+    for (int rank = 0; rank < comm.size(); ++rank) {
+        auto const part = of_rank(rank);
+        expected.insert(expected.end(), part.begin(), part.end());
+    }
+    CHECK(all.read(comm, stream) == expected);
+    comm.broadcast(typed(values.buffer()), comm.size() - 1).wait();
+    CHECK(values.read(comm, stream) == of_rank(comm.size() - 1));
+    CHECK_THROWS_AS(
+        (void)comm.all_reduce(typed(values.buffer()), ReduceOp::sum), joinable::ContractViolation
+    );
+    CHECK(!comm.is_aborted());
+}
+
+TEST_CASE("complex numbers are summed and scaled over NCCL; booleans, i16 and u16 are moved") {
+    run_nccl_ranks({1, 2, 3, 4, 8}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        check_complex<float>(comm, stream);
+        check_complex<double>(comm, stream);
+        check_moved<std::int16_t>(comm, stream, joinable::DType::i16);
+        check_moved<std::uint16_t>(comm, stream, joinable::DType::u16);
+        check_moved<std::uint8_t>(comm, stream, joinable::DType::boolean);
+        // Min and max of booleans are and and or.
+        DeviceArray<std::uint8_t> const bits{
+            {0, comm.rank() == 0 ? std::uint8_t{1} : std::uint8_t{0}, 1}, stream
+        };
+        joinable::Buffer buffer = bits.buffer();
+        buffer.dtype = joinable::DType::boolean;
+        comm.all_reduce(buffer, ReduceOp::max).wait();
+        CHECK(bits.read(comm, stream) == std::vector<std::uint8_t>{0, 1, 1});
     });
 }
 

@@ -19,6 +19,7 @@
 
 #include <doctest/doctest.h>
 #include <rapidcheck.h>
+#include <support/for_each_type.hpp>
 #include <support/ranks.hpp>
 
 #include <joinable/communicator/progress_thread.hpp>
@@ -76,7 +77,7 @@ Call random_call(int world) {
     Call call{};
     call.operation = static_cast<Operation>(random_below(0, static_cast<int>(std::size(names))));
     call.by_counts = call.operation > Operation::reduce && *rc::gen::arbitrary<bool>();
-    call.dtype = static_cast<DType>(random_below(0, 10));
+    call.dtype = static_cast<DType>(random_below(0, 10)); // others are not all reduced
     bool const is_integer = call.dtype >= DType::i8;
     call.op = static_cast<ReduceOp>(random_below(0, is_integer ? 6 : 4));
     // Within one cache line, in one chunk, and in many that do not divide evenly.
@@ -341,7 +342,7 @@ TEST_CASE("any collectives in flight together leave on every rank what a serial 
             }
             std::vector<std::unique_ptr<Flight>> flights;
             for (Call const& call : calls) {
-                joinable::visit_dtype(call.dtype, [&]<class T>(std::type_identity<T>) {
+                joinable_tests::visit_real(call.dtype, [&]<class T>(std::type_identity<T>) {
                     flights.push_back(std::make_unique<TypedFlight<T>>(comm, call));
                 });
             }

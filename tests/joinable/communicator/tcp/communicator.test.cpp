@@ -18,6 +18,7 @@
 #include <doctest/doctest.h>
 #include <support/draw.hpp>
 #include <support/for_each_type.hpp>
+#include <support/further_types.hpp>
 #include <support/repeating.hpp>
 #include <support/tcp_ranks.hpp>
 #include <support/volume.hpp>
@@ -119,6 +120,12 @@ void check_reductions(TcpCommunicator& comm) {
 TEST_CASE("every operation of every dtype and size equals a serial computation by TCP, too") {
     run_tcp_everywhere({1, 2, 3, 4, 8}, [](TcpCommunicator& comm) {
         for_each_type([&]<class T>() { check_reductions<T>(comm); });
+    });
+}
+
+TEST_CASE("booleans, i16, u16 and complex numbers go by TCP, too") {
+    run_tcp_everywhere({1, 2, 3, 4, 8}, [](TcpCommunicator& comm) {
+        joinable_tests::check_further_types(comm);
     });
 }
 

@@ -206,7 +206,7 @@ TEST_CASE("threads beyond the last element read no memory beyond it") {
     std::size_t const step = std::size_t{1} << 40U; // what lies there ends the program
     float const from = 3;
     float to = 0;
-    CudaCopy const copy{&from, &to, 1.0, nullptr, 1, DType::f32, 1, {{1, step, step}}};
+    CudaCopy const copy{&from, &to, 1.0, nullptr, 1, DType::f32, 4, 1, {{1, step, step}}};
     run_on_host({copy});
     CHECK(to == from);
 }

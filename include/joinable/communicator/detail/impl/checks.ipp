@@ -15,7 +15,29 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION void check_reduction(ConstBuffer buffer, ReduceOp op) {
-    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating_point(buffer.dtype)) {
+    if (is_reducible(buffer.dtype, op)) {
+        return;
+    }
+    std::string const given =
+        concat(", but was given ", name_of(op), " of ", name_of(buffer.dtype));
+    switch (row_of(buffer.dtype).kind) {
+    case NumberKind::integer:
+        throw ContractViolation{concat(
+            "a reduction is of integers of 8, 32 or 64 bits", given, "; convert the elements to i32"
+        )};
+    case NumberKind::boolean:
+        throw ContractViolation{concat(
+            "a reduction of booleans is min, max, bit_and or bit_or",
+            given,
+            "; convert the elements to i32 to count them"
+        )};
+    case NumberKind::complex:
+        throw ContractViolation{concat(
+            "a reduction of complex numbers is a sum or a product",
+            given,
+            "; reduce their magnitudes instead"
+        )};
+    default:
         throw ContractViolation{concat(
             "a reduction with ",
             name_of(op),
@@ -26,9 +48,9 @@ JOINABLE_DEFINITION void check_reduction(ConstBuffer buffer, ReduceOp op) {
 }
 
 JOINABLE_DEFINITION void check_scaled(ConstBuffer buffer, ReduceOp op) {
-    if (op != ReduceOp::sum || !is_floating_point(buffer.dtype)) {
+    if (op != ReduceOp::sum || !is_scalable(buffer.dtype)) {
         throw ContractViolation{concat(
-            "a reduction with a factor is a sum of floating-point numbers, but was given ",
+            "a reduction with a factor is a sum of floating-point or complex numbers, but was given ",
             name_of(op),
             " of ",
             name_of(buffer.dtype),

@@ -59,6 +59,11 @@ inline void check_mpi(int code, std::string_view call) {
     case DType::i32: return MPI_INT32_T;
     case DType::u32: return MPI_UINT32_T;
     case DType::i64: return MPI_INT64_T;
+    case DType::boolean: return MPI_UINT8_T;
+    case DType::i16: return MPI_INT16_T;
+    case DType::u16: return MPI_UINT16_T;
+    case DType::c64: return MPI_C_FLOAT_COMPLEX;
+    case DType::c128: return MPI_C_DOUBLE_COMPLEX;
     case DType::u64: break;
     }
     return MPI_UINT64_T;
@@ -86,18 +91,23 @@ template <DType dtype, ReduceOp op>
     return made;
 }
 /// MPI's operator, or ours where MPI's does not combine numbers as the library does: 16-bit numbers are
-/// computed in f32, each combination rounded, MPICH 4.0 orders unsigned numbers as if they were signed, and a
+/// computed in f32, each combination rounded, a product of complex numbers fuses nothing, MPICH 4.0 orders unsigned numbers as if they were signed, and a
 /// NaN among floating-point numbers may end on some ranks only, or nowhere.
 template <class T, ReduceOp op>
 [[nodiscard]] MPI_Op operator_of([[maybe_unused]] MPI_Op standard) {
     constexpr bool orders = op == ReduceOp::min || op == ReduceOp::max;
-    if constexpr (is_half_precision(dtype_of<T>) || (orders && !std::signed_integral<T>)) {
+    constexpr bool multiplies_complex = op == ReduceOp::product && complex_number<T>;
+    if constexpr (!is_reducible(dtype_of<T>, op)) {
+        return MPI_OP_NULL;
+    } else if constexpr (is_half_precision(dtype_of<T>) || multiplies_complex ||
+                         (orders && !std::signed_integral<T>)) {
         return own_operator<dtype_of<T>, op>();
     } else {
         return standard;
     }
 }
 
+/// @pre is_reducible(dtype, op)
 [[nodiscard]] inline MPI_Op mpi_op_of(DType dtype, ReduceOp op) {
     return visit_dtype(dtype, [&]<class T>(std::type_identity<T>) -> MPI_Op {
         switch (op) {

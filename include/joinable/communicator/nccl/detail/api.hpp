@@ -25,6 +25,8 @@ static_assert(
     "joinable/nccl.hpp needs NCCL 2.18.1 or later, which has ncclCommSplit"
 );
 
+/// NCCL has no complex numbers: those are two elements of this type. It has no integers of 16 bits and
+/// no booleans either: the former are only moved, the latter are bytes.
 [[nodiscard]] constexpr ncclDataType_t nccl_type(DType dtype) noexcept {
     constexpr std::array types{
         ncclFloat16,
@@ -37,16 +39,29 @@ static_assert(
         ncclUint32,
         ncclInt64,
         ncclUint64,
+        ncclUint8,
+        ncclFloat16,
+        ncclFloat16,
+        ncclFloat32,
+        ncclFloat64,
     };
     static_assert(types.size() == dtype_count);
     return types[static_cast<std::size_t>(dtype)];
 }
 
-/// @throws ContractViolation  NCCL has no such operation.
-[[nodiscard]] inline ncclRedOp_t nccl_op(ReduceOp op) {
+/// @throws ContractViolation  NCCL has no such operation on these elements.
+[[nodiscard]] inline ncclRedOp_t nccl_op(DType dtype, ReduceOp op) {
     switch (op) {
     case ReduceOp::sum: return ncclSum;
-    case ReduceOp::product: return ncclProd;
+    case ReduceOp::product:
+        if (is_complex(dtype)) {
+            throw ContractViolation{concat(
+                "NCCL does not multiply ",
+                name_of(dtype),
+                "; sum the logarithms, or reduce on a communicator of the host"
+            )};
+        }
+        return ncclProd;
     case ReduceOp::min: return ncclMin;
     case ReduceOp::max: return ncclMax;
     case ReduceOp::bit_and:

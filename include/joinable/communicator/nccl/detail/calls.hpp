@@ -23,7 +23,7 @@ using NcclScalar = std::array<std::byte, 8>;
 /// `value` rounded to a floating-point dtype.
 [[nodiscard]] inline NcclScalar nccl_scalar(DType dtype, double value) {
     NcclScalar scalar{};
-    visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+    visit_floating(dtype, [&]<class T>(std::type_identity<T>) {
         if constexpr (sizeof(T) == 2) {
             T const rounded{static_cast<float>(value)};
             std::memcpy(&scalar, &rounded, sizeof(T));
@@ -81,15 +81,17 @@ public:
         Descriptor const& signature = request.signature;
         void const* const in = request.in.data;
         void* const out = request.out.data;
-        std::size_t const count = signature.count;
+        std::size_t const count = signature.count * reals_in(signature.dtype);
         ncclDataType_t const type = nccl_type(signature.dtype);
         switch (signature.collective) {
         case Collective::all_reduce:
-            return ncclAllReduce(in, out, count, type, nccl_op(signature.op), comm_, stream_);
+            return ncclAllReduce(
+                in, out, count, type, nccl_op(signature.dtype, signature.op), comm_, stream_
+            );
         case Collective::scaled_all_reduce: return scaled_all_reduce(request.out, signature.factor);
         case Collective::reduce: {
             void* const data = const_cast<void*>(in); // in place; only the root writes
-            ncclRedOp_t const op = nccl_op(signature.op);
+            ncclRedOp_t const op = nccl_op(signature.dtype, signature.op);
             return ncclReduce(data, data, count, type, op, signature.root, comm_, stream_);
         }
         case Collective::broadcast: // in place; the root only reads
@@ -97,11 +99,12 @@ public:
         case Collective::all_gather:
             return signature.has_counts ? exchange(request, Sends::same)
                                         : ncclAllGather(in, out, count, type, comm_, stream_);
-        case Collective::reduce_scatter: return reduce_parts(request, nccl_op(signature.op));
+        case Collective::reduce_scatter:
+            return reduce_parts(request, nccl_op(signature.dtype, signature.op));
         case Collective::scaled_reduce_scatter: {
-            NcclScaledSum const sum{comm_, signature.dtype, signature.factor};
+            NcclScaledSum const sum{comm_, real_of(signature.dtype), signature.factor};
             return sum.result() != ncclSuccess ? sum.result()
-                   : size_ == 1                ? scale_alone(in, request.out, sum.op())
+                   : size_ == 1                ? scale_alone(in, as_reals(request.out), sum.op())
                                                : reduce_parts(request, sum.op());
         }
         case Collective::gather: return exchange(request, Sends::same);
@@ -111,7 +114,8 @@ public:
 
     /// The factor is a number, or the address in device memory at which it will be.
     template <class Factor>
-    [[nodiscard]] ncclResult_t scaled_all_reduce(Buffer buffer, Factor factor) const {
+    [[nodiscard]] ncclResult_t scaled_all_reduce(Buffer elements, Factor factor) const {
+        Buffer const buffer = as_reals(elements);
         NcclScaledSum const sum{comm_, buffer.dtype, factor};
         ncclDataType_t const type = nccl_type(buffer.dtype);
         return sum.result() != ncclSuccess ? sum.result()
@@ -123,10 +127,12 @@ public:
     }
 
     [[nodiscard]] ncclResult_t send(ConstBuffer buffer, int to) const {
-        return ncclSend(buffer.data, buffer.count, nccl_type(buffer.dtype), to, comm_, stream_);
+        std::size_t const count = buffer.count * reals_in(buffer.dtype);
+        return ncclSend(buffer.data, count, nccl_type(buffer.dtype), to, comm_, stream_);
     }
     [[nodiscard]] ncclResult_t receive(Buffer buffer, int from) const {
-        return ncclRecv(buffer.data, buffer.count, nccl_type(buffer.dtype), from, comm_, stream_);
+        std::size_t const count = buffer.count * reals_in(buffer.dtype);
+        return ncclRecv(buffer.data, count, nccl_type(buffer.dtype), from, comm_, stream_);
     }
 
 private:
@@ -173,13 +179,14 @@ private:
 
     /// A message to each rank and one from each rank.
     [[nodiscard]] ncclResult_t exchange(Request const& request, Sends what) const {
-        std::size_t const element = size_of(request.signature.dtype);
+        std::size_t const element = size_of(real_of(request.signature.dtype));
+        std::size_t const reals = reals_in(request.signature.dtype);
         ncclDataType_t const type = nccl_type(request.signature.dtype);
         auto const* from = static_cast<std::byte const*>(request.in.data);
         auto* to = static_cast<std::byte*>(request.out.data);
         return for_each_rank([&](int peer, auto const& note) {
-            std::size_t const sent = request.sends[peer];
-            std::size_t const expected = request.expects[peer];
+            std::size_t const sent = reals * request.sends[peer];
+            std::size_t const expected = reals * request.expects[peer];
             if (sent != 0) {
                 note(ncclSend(from, sent, type, peer, comm_, stream_));
             }
@@ -197,14 +204,15 @@ private:
         if (!signature.has_counts) {
             void* const out = request.out.data;
             ncclDataType_t const type = nccl_type(signature.dtype);
-            return ncclReduceScatter(part, out, signature.count, type, op, comm_, stream_);
+            std::size_t const count = signature.count * reals_in(signature.dtype);
+            return ncclReduceScatter(part, out, count, type, op, comm_, stream_);
         }
         return for_each_rank([&](int root, auto const& note) {
             if (std::size_t const count = request.sends[root]; count != 0) {
                 note(ncclReduce(
                     part,
                     request.out.data,
-                    count,
+                    count * reals_in(signature.dtype),
                     nccl_type(signature.dtype),
                     op,
                     root,

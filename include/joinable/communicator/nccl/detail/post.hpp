@@ -61,7 +61,7 @@ post_collective(NcclRank& rank, Request const& request, bool checks, cudaStream_
         rank.check_memory(request.out);
     }
     if (signature.is_reduction()) {
-        static_cast<void>(nccl_op(signature.op)); // throws where NCCL has none
+        static_cast<void>(nccl_op(signature.dtype, signature.op)); // throws where NCCL has none
     }
     if (checks) {
         agree_on_collective(rank, request);

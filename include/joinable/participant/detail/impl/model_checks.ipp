@@ -141,7 +141,8 @@ JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool hold
              value.device(),
              value.dtype(),
              holds_values && static_cast<bool>(value),
-             parameter.requires_grad()}
+             parameter.requires_grad(),
+             parameter.is_complex()}
         );
     }
 }

@@ -174,6 +174,12 @@ void cut_group(
                 " is of integers, which no rule steps; give it requires_grad = false"
             )};
         }
+        if (sharding == Sharding::parameters && group.parameters[i].is_complex()) {
+            throw ContractViolation{concat(
+                describe_parameter(group.parameters, i),
+                " is complex, but values that are released are reals; use Sharding::gradients"
+            )};
+        }
         trained.push_back(i);
         sizes.push_back(value.numel());
     }

@@ -519,7 +519,7 @@ inline constexpr NumberKind kind_of = std::same_as<T, Half>       ? NumberKind::
                                       : std::integral<T>          ? NumberKind::integer
                                                                   : NumberKind::complex;
 
-/// What is known of a DType.
+/// A row of the table of DTypes.
 struct DTypeRow {
     std::string_view name;
     std::string_view stored; ///< in files; that of the parts of a complex one
@@ -568,6 +568,19 @@ consteval DType find_dtype() {
 /// The number of DTypes. Their values are [0, dtype_count).
 inline constexpr std::size_t dtype_count = std::size(detail::dtype_table);
 
+namespace detail {
+
+/// The sizes of the table, closer together.
+inline constexpr auto dtype_sizes = [] {
+    std::array<std::uint8_t, dtype_count> sizes{};
+    for (std::size_t i = 0; i < dtype_count; ++i) {
+        sizes[i] = static_cast<std::uint8_t>(dtype_table[i].size);
+    }
+    return sizes;
+}();
+
+} // namespace detail
+
 [[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
     return dtype <= DType::f64; // these come first
 }
@@ -580,7 +593,7 @@ inline constexpr std::size_t dtype_count = std::size(detail::dtype_table);
 namespace detail {
 
 [[nodiscard]] constexpr bool is_complex(DType dtype) noexcept {
-    return row_of(dtype).kind == NumberKind::complex;
+    return dtype >= DType::c64; // these come last
 }
 
 /// The dtype of the parts of complex numbers; `dtype` if it is not complex.
@@ -618,7 +631,7 @@ inline constexpr DType dtype_of = detail::find_dtype<T>();
 
 /// The size of one element in bytes.
 [[nodiscard]] constexpr std::size_t size_of(DType dtype) noexcept {
-    return detail::row_of(dtype).size;
+    return detail::dtype_sizes[static_cast<std::size_t>(dtype)];
 }
 
 /// The enumerator's name.
@@ -819,21 +832,34 @@ inline constexpr std::size_t reduce_op_count = std::size(detail::reduce_op_names
 
 namespace detail {
 
-/// Whether elements of a dtype are combined by an operation: the table at ReduceOp.
-[[nodiscard]] constexpr bool is_reducible(DType dtype, ReduceOp op) noexcept {
-    bool const is_bitwise = op == ReduceOp::bit_and || op == ReduceOp::bit_or;
-    bool const is_order = op == ReduceOp::min || op == ReduceOp::max;
-    switch (row_of(dtype).kind) {
-    case NumberKind::integer: return size_of(dtype) != 2;
-    case NumberKind::boolean: return is_bitwise || is_order;
-    case NumberKind::complex: return !is_bitwise && !is_order;
-    default: return !is_bitwise;
+/// The operations that combine elements of each dtype, as bits: the table at ReduceOp.
+inline constexpr auto reductions_of = [] {
+    constexpr auto bits = [](auto... ops) {
+        return static_cast<std::uint8_t>(((1U << static_cast<unsigned>(ops)) | ...));
+    };
+    std::array<std::uint8_t, dtype_count> all{};
+    for (std::size_t i = 0; i < dtype_count; ++i) {
+        using enum ReduceOp;
+        switch (dtype_table[i].kind) {
+        case NumberKind::integer:
+            all[i] = dtype_table[i].size != 2 ? bits(sum, product, min, max, bit_and, bit_or) : 0;
+            break;
+        case NumberKind::boolean: all[i] = bits(min, max, bit_and, bit_or); break;
+        case NumberKind::complex: all[i] = bits(sum, product); break;
+        default: all[i] = bits(sum, product, min, max);
+        }
     }
+    return all;
+}();
+
+/// Whether elements of a dtype are combined by an operation.
+[[nodiscard]] constexpr bool is_reducible(DType dtype, ReduceOp op) noexcept {
+    return (reductions_of[static_cast<std::size_t>(dtype)] >> static_cast<unsigned>(op) & 1U) != 0;
 }
 
 /// Whether a sum may multiply by factors, which are real.
 [[nodiscard]] constexpr bool is_scalable(DType dtype) noexcept {
-    return is_floating_point(real_of(dtype));
+    return is_floating_point(dtype) || is_complex(dtype);
 }
 
 } // namespace detail
@@ -978,9 +1004,7 @@ public:
 
     constexpr void push_back(std::size_t value) {
         if (rank_ == max_tensor_rank) {
-            throw ContractViolation{
-                detail::concat("a tensor has at most ", max_tensor_rank, " dimensions")
-            };
+            refuse_more(); // apart, so that compilers put the rest into its callers
         }
         values_[rank_++] = value;
     }
@@ -998,6 +1022,12 @@ public:
     friend constexpr bool operator==(Shape const&, Shape const&) = default;
 
 private:
+    [[noreturn]] static void refuse_more() {
+        throw ContractViolation{
+            detail::concat("a tensor has at most ", max_tensor_rank, " dimensions")
+        };
+    }
+
     std::array<std::size_t, max_tensor_rank> values_{}; ///< zeros from rank_ on
     std::size_t rank_ = 0;
 };
@@ -1933,7 +1963,7 @@ namespace detail {
     return Shape{std::span{shape.data(), shape.size() - 1}};
 }
 
-/// What as_reals() was given.
+/// The inverse of as_reals().
 /// @pre `view` is what it returned, or has its shape.
 [[nodiscard]] inline AnyView as_complex(AnyView const& view) {
     Shape strides;
@@ -3313,10 +3343,11 @@ JOINABLE_DEFINITION void scale_copy(AnyView const& from, double factor, AnyView 
             "; only floating-point and complex dtypes can"
         };
     }
-    AnyView const source = detail::as_reals(from);
-    AnyView const target = detail::as_reals(to);
-    detail::visit_floating(source.dtype(), [&]<class T>(std::type_identity<T>) {
-        detail::for_each_element(detail::Scale<T>{factor}, source, target);
+    if (detail::is_complex(from.dtype())) {
+        return scale_copy(detail::as_reals(from), factor, detail::as_reals(to));
+    }
+    detail::visit_floating(from.dtype(), [&]<class T>(std::type_identity<T>) {
+        detail::for_each_element(detail::Scale<T>{factor}, from, to);
     });
 }
 
@@ -3328,16 +3359,17 @@ JOINABLE_DEFINITION void add(AnyView const& from, AnyView const& to) {
             " cannot be added; convert it to i32"
         };
     }
-    AnyView const source = detail::as_reals(from);
-    AnyView const target = detail::as_reals(to);
-    if (detail::is_scalable(source.dtype())) {
-        detail::visit_floating(source.dtype(), [&]<class T>(std::type_identity<T>) {
-            detail::for_each_element(detail::Add<T>{}, source, target);
+    if (detail::is_complex(from.dtype())) {
+        return add(detail::as_reals(from), detail::as_reals(to));
+    }
+    if (is_floating_point(from.dtype())) {
+        detail::visit_floating(from.dtype(), [&]<class T>(std::type_identity<T>) {
+            detail::for_each_element(detail::Add<T>{}, from, to);
         });
     } else {
-        detail::visit_bits(source.dtype(), [&]<class Bits>(Bits) {
+        detail::visit_bits(from.dtype(), [&]<class Bits>(Bits) {
             if constexpr (sizeof(Bits) != 2) {
-                detail::for_each_element(detail::Add<Bits>{}, source, target);
+                detail::for_each_element(detail::Add<Bits>{}, from, to);
             }
         });
     }
@@ -3912,13 +3944,11 @@ public:
     }
 
     /// Complex values and gradients are pairs of reals here, in a last dimension of extent 2.
-    [[nodiscard]] AnyView value() const { return detail::as_reals(functions_->value(object_)); }
+    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
     /// Empty if the parameter has no gradient now.
-    [[nodiscard]] AnyView grad() const { return detail::as_reals(functions_->grad(object_)); }
+    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
     /// Whether the value is complex. False if there is none now.
-    [[nodiscard]] bool is_complex() const {
-        return detail::is_complex(functions_->value(object_).dtype());
-    }
+    [[nodiscard]] bool is_complex() const { return functions_->is_complex(object_); }
     /// The gradient's dtype, if the traits say it.
     [[nodiscard]] std::optional<DType> declared_grad_dtype() const {
         return functions_->grad_dtype != nullptr ? functions_->grad_dtype(object_)
@@ -3932,7 +3962,7 @@ public:
             throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
                                     "'static void set_grad(P&, AnyView)'"};
         }
-        functions_->set_grad(object_, is_complex() ? detail::as_complex(view) : view);
+        set(functions_->set_grad, view);
     }
     [[nodiscard]] bool can_release_grad() const noexcept {
         return functions_->release_grad != nullptr;
@@ -3959,7 +3989,7 @@ public:
     }
     [[nodiscard]] bool can_set_value() const noexcept { return functions_->set_value != nullptr; }
     /// Makes `view` the value; release_value() frees or forgets it. Both need can_set_value().
-    void set_value(AnyView const& view) const { functions_->set_value(object_, view); }
+    void set_value(AnyView const& view) const { set(functions_->set_value, view); }
     void release_value() const { functions_->release_value(object_); }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
     /// Whether the parameter is what it was: it requires a gradient as before, and its value has the
@@ -3987,6 +4017,14 @@ public:
     }
 
 private:
+    /// Gives the traits a view as theirs are.
+    void set(void (*function)(void*, AnyView const&), AnyView const& view) const {
+        if (is_complex()) {
+            function(object_, detail::as_complex(view));
+        } else {
+            function(object_, view);
+        }
+    }
     /// The same with the extents that the traits tell.
     [[nodiscard]] static detail::ParameterState complex_form_of(detail::ParameterState before) {
         before.extents = detail::without_last(before.extents);
@@ -3996,6 +4034,7 @@ private:
 
     struct Functions {
         AnyView (*value)(void*);
+        bool (*is_complex)(void*);
         AnyView (*grad)(void*);
         std::optional<DType> (*grad_dtype)(void*); ///< null: not supported
         void (*set_grad)(void*, AnyView const&);   ///< null: not supported
@@ -4012,6 +4051,9 @@ private:
 
     template <class Pointer>
     static AnyView view_of(Pointer&& pointer) {
+        if (pointer && detail::is_complex(joinable::dtype(*pointer))) {
+            return detail::as_reals(detail::view_of(*pointer));
+        }
         return pointer ? detail::view_of(*pointer) : AnyView{};
     }
 
@@ -4031,6 +4073,10 @@ private:
         using Object = std::remove_const_t<P>;
         Functions functions{};
         functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
+        functions.is_complex = [](void* p) -> bool {
+            auto&& value = Traits::value(*static_cast<Object*>(p));
+            return value && detail::is_complex(joinable::dtype(*value));
+        };
         functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
         if constexpr (detail::has_grad_dtype<P>) {
             functions.grad_dtype = [](void* p) -> std::optional<DType> {

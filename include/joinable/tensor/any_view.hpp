@@ -131,7 +131,7 @@ namespace detail {
     return Shape{std::span{shape.data(), shape.size() - 1}};
 }
 
-/// What as_reals() was given.
+/// The inverse of as_reals().
 /// @pre `view` is what it returned, or has its shape.
 [[nodiscard]] inline AnyView as_complex(AnyView const& view) {
     Shape strides;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <bit>
 #include <concepts>
 #include <cstddef>
@@ -100,7 +101,7 @@ inline constexpr NumberKind kind_of = std::same_as<T, Half>       ? NumberKind::
                                       : std::integral<T>          ? NumberKind::integer
                                                                   : NumberKind::complex;
 
-/// What is known of a DType.
+/// A row of the table of DTypes.
 struct DTypeRow {
     std::string_view name;
     std::string_view stored; ///< in files; that of the parts of a complex one
@@ -149,6 +150,19 @@ consteval DType find_dtype() {
 /// The number of DTypes. Their values are [0, dtype_count).
 inline constexpr std::size_t dtype_count = std::size(detail::dtype_table);
 
+namespace detail {
+
+/// The sizes of the table, closer together.
+inline constexpr auto dtype_sizes = [] {
+    std::array<std::uint8_t, dtype_count> sizes{};
+    for (std::size_t i = 0; i < dtype_count; ++i) {
+        sizes[i] = static_cast<std::uint8_t>(dtype_table[i].size);
+    }
+    return sizes;
+}();
+
+} // namespace detail
+
 [[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
     return dtype <= DType::f64; // these come first
 }
@@ -161,7 +175,7 @@ inline constexpr std::size_t dtype_count = std::size(detail::dtype_table);
 namespace detail {
 
 [[nodiscard]] constexpr bool is_complex(DType dtype) noexcept {
-    return row_of(dtype).kind == NumberKind::complex;
+    return dtype >= DType::c64; // these come last
 }
 
 /// The dtype of the parts of complex numbers; `dtype` if it is not complex.
@@ -199,7 +213,7 @@ inline constexpr DType dtype_of = detail::find_dtype<T>();
 
 /// The size of one element in bytes.
 [[nodiscard]] constexpr std::size_t size_of(DType dtype) noexcept {
-    return detail::row_of(dtype).size;
+    return detail::dtype_sizes[static_cast<std::size_t>(dtype)];
 }
 
 /// The enumerator's name.

@@ -51,13 +51,11 @@ public:
     }
 
     /// Complex values and gradients are pairs of reals here, in a last dimension of extent 2.
-    [[nodiscard]] AnyView value() const { return detail::as_reals(functions_->value(object_)); }
+    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
     /// Empty if the parameter has no gradient now.
-    [[nodiscard]] AnyView grad() const { return detail::as_reals(functions_->grad(object_)); }
+    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
     /// Whether the value is complex. False if there is none now.
-    [[nodiscard]] bool is_complex() const {
-        return detail::is_complex(functions_->value(object_).dtype());
-    }
+    [[nodiscard]] bool is_complex() const { return functions_->is_complex(object_); }
     /// The gradient's dtype, if the traits say it.
     [[nodiscard]] std::optional<DType> declared_grad_dtype() const {
         return functions_->grad_dtype != nullptr ? functions_->grad_dtype(object_)
@@ -71,7 +69,7 @@ public:
             throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
                                     "'static void set_grad(P&, AnyView)'"};
         }
-        functions_->set_grad(object_, is_complex() ? detail::as_complex(view) : view);
+        set(functions_->set_grad, view);
     }
     [[nodiscard]] bool can_release_grad() const noexcept {
         return functions_->release_grad != nullptr;
@@ -98,7 +96,7 @@ public:
     }
     [[nodiscard]] bool can_set_value() const noexcept { return functions_->set_value != nullptr; }
     /// Makes `view` the value; release_value() frees or forgets it. Both need can_set_value().
-    void set_value(AnyView const& view) const { functions_->set_value(object_, view); }
+    void set_value(AnyView const& view) const { set(functions_->set_value, view); }
     void release_value() const { functions_->release_value(object_); }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
     /// Whether the parameter is what it was: it requires a gradient as before, and its value has the
@@ -126,6 +124,14 @@ public:
     }
 
 private:
+    /// Gives the traits a view as theirs are.
+    void set(void (*function)(void*, AnyView const&), AnyView const& view) const {
+        if (is_complex()) {
+            function(object_, detail::as_complex(view));
+        } else {
+            function(object_, view);
+        }
+    }
     /// The same with the extents that the traits tell.
     [[nodiscard]] static detail::ParameterState complex_form_of(detail::ParameterState before) {
         before.extents = detail::without_last(before.extents);
@@ -135,6 +141,7 @@ private:
 
     struct Functions {
         AnyView (*value)(void*);
+        bool (*is_complex)(void*);
         AnyView (*grad)(void*);
         std::optional<DType> (*grad_dtype)(void*); ///< null: not supported
         void (*set_grad)(void*, AnyView const&);   ///< null: not supported
@@ -151,6 +158,9 @@ private:
 
     template <class Pointer>
     static AnyView view_of(Pointer&& pointer) {
+        if (pointer && detail::is_complex(joinable::dtype(*pointer))) {
+            return detail::as_reals(detail::view_of(*pointer));
+        }
         return pointer ? detail::view_of(*pointer) : AnyView{};
     }
 
@@ -170,6 +180,10 @@ private:
         using Object = std::remove_const_t<P>;
         Functions functions{};
         functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
+        functions.is_complex = [](void* p) -> bool {
+            auto&& value = Traits::value(*static_cast<Object*>(p));
+            return value && detail::is_complex(joinable::dtype(*value));
+        };
         functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
         if constexpr (detail::has_grad_dtype<P>) {
             functions.grad_dtype = [](void* p) -> std::optional<DType> {

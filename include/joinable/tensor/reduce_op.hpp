@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -45,21 +46,34 @@ inline constexpr std::size_t reduce_op_count = std::size(detail::reduce_op_names
 
 namespace detail {
 
-/// Whether elements of a dtype are combined by an operation: the table at ReduceOp.
-[[nodiscard]] constexpr bool is_reducible(DType dtype, ReduceOp op) noexcept {
-    bool const is_bitwise = op == ReduceOp::bit_and || op == ReduceOp::bit_or;
-    bool const is_order = op == ReduceOp::min || op == ReduceOp::max;
-    switch (row_of(dtype).kind) {
-    case NumberKind::integer: return size_of(dtype) != 2;
-    case NumberKind::boolean: return is_bitwise || is_order;
-    case NumberKind::complex: return !is_bitwise && !is_order;
-    default: return !is_bitwise;
+/// The operations that combine elements of each dtype, as bits: the table at ReduceOp.
+inline constexpr auto reductions_of = [] {
+    constexpr auto bits = [](auto... ops) {
+        return static_cast<std::uint8_t>(((1U << static_cast<unsigned>(ops)) | ...));
+    };
+    std::array<std::uint8_t, dtype_count> all{};
+    for (std::size_t i = 0; i < dtype_count; ++i) {
+        using enum ReduceOp;
+        switch (dtype_table[i].kind) {
+        case NumberKind::integer:
+            all[i] = dtype_table[i].size != 2 ? bits(sum, product, min, max, bit_and, bit_or) : 0;
+            break;
+        case NumberKind::boolean: all[i] = bits(min, max, bit_and, bit_or); break;
+        case NumberKind::complex: all[i] = bits(sum, product); break;
+        default: all[i] = bits(sum, product, min, max);
+        }
     }
+    return all;
+}();
+
+/// Whether elements of a dtype are combined by an operation.
+[[nodiscard]] constexpr bool is_reducible(DType dtype, ReduceOp op) noexcept {
+    return (reductions_of[static_cast<std::size_t>(dtype)] >> static_cast<unsigned>(op) & 1U) != 0;
 }
 
 /// Whether a sum may multiply by factors, which are real.
 [[nodiscard]] constexpr bool is_scalable(DType dtype) noexcept {
-    return is_floating_point(real_of(dtype));
+    return is_floating_point(dtype) || is_complex(dtype);
 }
 
 } // namespace detail

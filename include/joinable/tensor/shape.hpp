@@ -33,9 +33,7 @@ public:
 
     constexpr void push_back(std::size_t value) {
         if (rank_ == max_tensor_rank) {
-            throw ContractViolation{
-                detail::concat("a tensor has at most ", max_tensor_rank, " dimensions")
-            };
+            refuse_more(); // apart, so that compilers put the rest into its callers
         }
         values_[rank_++] = value;
     }
@@ -53,6 +51,12 @@ public:
     friend constexpr bool operator==(Shape const&, Shape const&) = default;
 
 private:
+    [[noreturn]] static void refuse_more() {
+        throw ContractViolation{
+            detail::concat("a tensor has at most ", max_tensor_rank, " dimensions")
+        };
+    }
+
     std::array<std::size_t, max_tensor_rank> values_{}; ///< zeros from rank_ on
     std::size_t rank_ = 0;
 };

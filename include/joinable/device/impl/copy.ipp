@@ -129,10 +129,11 @@ JOINABLE_DEFINITION void scale_copy(AnyView const& from, double factor, AnyView 
             "; only floating-point and complex dtypes can"
         };
     }
-    AnyView const source = detail::as_reals(from);
-    AnyView const target = detail::as_reals(to);
-    detail::visit_floating(source.dtype(), [&]<class T>(std::type_identity<T>) {
-        detail::for_each_element(detail::Scale<T>{factor}, source, target);
+    if (detail::is_complex(from.dtype())) {
+        return scale_copy(detail::as_reals(from), factor, detail::as_reals(to));
+    }
+    detail::visit_floating(from.dtype(), [&]<class T>(std::type_identity<T>) {
+        detail::for_each_element(detail::Scale<T>{factor}, from, to);
     });
 }
 
@@ -144,16 +145,17 @@ JOINABLE_DEFINITION void add(AnyView const& from, AnyView const& to) {
             " cannot be added; convert it to i32"
         };
     }
-    AnyView const source = detail::as_reals(from);
-    AnyView const target = detail::as_reals(to);
-    if (detail::is_scalable(source.dtype())) {
-        detail::visit_floating(source.dtype(), [&]<class T>(std::type_identity<T>) {
-            detail::for_each_element(detail::Add<T>{}, source, target);
+    if (detail::is_complex(from.dtype())) {
+        return add(detail::as_reals(from), detail::as_reals(to));
+    }
+    if (is_floating_point(from.dtype())) {
+        detail::visit_floating(from.dtype(), [&]<class T>(std::type_identity<T>) {
+            detail::for_each_element(detail::Add<T>{}, from, to);
         });
     } else {
-        detail::visit_bits(source.dtype(), [&]<class Bits>(Bits) {
+        detail::visit_bits(from.dtype(), [&]<class Bits>(Bits) {
             if constexpr (sizeof(Bits) != 2) {
-                detail::for_each_element(detail::Add<Bits>{}, source, target);
+                detail::for_each_element(detail::Add<Bits>{}, from, to);
             }
         });
     }

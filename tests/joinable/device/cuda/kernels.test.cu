@@ -295,15 +295,15 @@ private:
         }
         // Aligned for the host, which is tested elsewhere.
         joinable::visit_dtype(copy.dtype, [&]<class T>(std::type_identity<T>) {
-            std::vector<T> from(copy.count);
-            std::vector<T> result(copy.count);
-            std::memcpy(from.data(), source_.data() + offset_of(copy.from), copy.count * sizeof(T));
+            auto const from = std::make_unique<T[]>(copy.count);
+            auto const result = std::make_unique<T[]>(copy.count);
+            std::memcpy(from.get(), source_.data() + offset_of(copy.from), copy.count * sizeof(T));
             joinable::scale_copy(
-                AnyView{from.data(), copy.dtype, {copy.count}, {1}},
+                AnyView{from.get(), copy.dtype, {copy.count}, {1}},
                 factor_,
-                AnyView{result.data(), copy.dtype, {copy.count}, {1}}
+                AnyView{result.get(), copy.dtype, {copy.count}, {1}}
             );
-            std::memcpy(to, result.data(), copy.count * sizeof(T));
+            std::memcpy(to, result.get(), copy.count * sizeof(T));
         });
     }
 

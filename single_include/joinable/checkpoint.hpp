@@ -247,6 +247,15 @@ struct FileHeader {
     std::map<std::string, std::string> metadata;
 };
 
+/// The "format" of a file that a Checkpoint wrote.
+inline constexpr std::string_view checkpoint_format = "joinable checkpoint";
+
+/// Whether a Checkpoint wrote the file; other tools mark no complex numbers.
+[[nodiscard]] inline bool is_ours(FileHeader const& header) {
+    auto const format = header.metadata.find("format");
+    return format != header.metadata.end() && format->second == checkpoint_format;
+}
+
 /// The key of the metadata that says that a tensor is complex.
 [[nodiscard]] inline std::string mark_of_complex(std::string_view tensor) {
     return concat("parts of ", tensor);
@@ -1088,7 +1097,8 @@ private:
                 is_there ? to_text(*found->second) : "none of that name"
             );
         }
-        if (header.metadata.contains(mark_of_complex(tensor.name)) != tensor.is_complex) {
+        bool const is_complex = header.metadata.contains(mark_of_complex(tensor.name));
+        if (is_complex != tensor.is_complex && (is_complex || is_ours(header))) {
             refuse_file(
                 file,
                 "it is of another model: tensor ",
@@ -1434,7 +1444,6 @@ struct TrainingState {
     std::vector<std::string> complex;            ///< names of tensors, to be written
 };
 
-inline constexpr std::string_view checkpoint_format = "joinable checkpoint";
 inline constexpr std::uint64_t checkpoint_version = 2; ///< 1 had the settings as bytes
 
 [[nodiscard]] inline std::string hex_of(std::string_view bytes) {

@@ -2414,13 +2414,13 @@ consteval void check_elements() {
 void copy(AnyView const& from, AnyView const& to);
 
 /// `to = from * factor`, in one pass. f16 and bf16 are computed in float, f32 and f64 in their own
-/// type. Integers take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
-/// @throws ContractViolation  as `copy`, or an integer would be scaled; nothing was written.
+/// type, and complex numbers as pairs. Integers and booleans take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
+/// @throws ContractViolation  as `copy`, or an integer or a boolean would be scaled; nothing was written.
 void scale_copy(AnyView const& from, double factor, AnyView const& to);
 
 /// `to += from`, in one pass. f16 and bf16 are computed in float and rounded once; integers wrap.
 /// Local, on the host; no allocation. Views as for `copy`; adding a view to itself doubles it.
-/// @throws ContractViolation  as `copy`; nothing was written.
+/// @throws ContractViolation  as `copy`, or the elements are boolean, i16 or u16; nothing was written.
 void add(AnyView const& from, AnyView const& to);
 
 /// Sets all elements to zero. Does nothing for an empty view. Local, on the host; no allocation.
@@ -2440,7 +2440,8 @@ template <class T, class U>
 void scale_copy(StridedView<T> const& from, double factor, StridedView<U> const& to) {
     detail::check_elements<T, U>();
     static_assert(
-        !std::integral<U>, "scale_copy: integers cannot be scaled, only floating-point elements can"
+        !std::integral<U>,
+        "scale_copy: integers cannot be scaled, only floating-point and complex elements can"
     );
     scale_copy(detail::source_view(from), factor, AnyView{to});
 }
@@ -3995,8 +3996,8 @@ public:
     /// Whether the parameter is what it was: it requires a gradient as before, and its value has the
     /// same extents, dtype and device, unless it has none or had none. Cheaper than value().
     [[nodiscard]] bool is_as(detail::ParameterState const& before) const {
-        return functions_->is_as(object_, before) ||
-               (before.is_complex && functions_->is_as(object_, complex_form_of(before)));
+        return before.is_complex ? functions_->is_as(object_, complex_form_of(before))
+                                 : functions_->is_as(object_, before);
     }
     /// The object and its type, whether or not it has a value now. Each list has its own copies of a
     /// handle type.
@@ -8169,8 +8170,9 @@ SparseGradients::SparseGradients(ParameterList parameters, int rank, int size)
         AnyView const value = parameters_[i].value();
         char const* const wrong =
             value.device() != DeviceId{} ? " is on a device; rows are added on the host"
-            : value.extents().empty()    ? " has no dimension, so there are no rows"
-                                         : nullptr;
+            : value.extents().size() == (parameters_[i].is_complex() ? 1U : 0U)
+                ? " has no dimension, so there are no rows"
+                : nullptr;
         if (wrong != nullptr) {
             throw ContractViolation{
                 concat(describe(i), " has sparse gradients, but", wrong, "; give it a dense one")
@@ -16252,6 +16254,7 @@ JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList cons
         if (value && grad_dtype(parameters, i) != value.dtype()) {
             text += concat(", gradients ", name_of(grad_dtype(parameters, i)));
         }
+        text += parameters[i].is_complex() ? ", complex" : "";
         text += parameters[i].is_sparse() ? ", sparse gradients" : "";
         list.add(describe_parameter(parameters, i), text);
     }
@@ -17913,14 +17916,14 @@ public:
     /// The values of gradients that stay local may be averaged by another participant.
     void list_claims(ParameterClaims& claims) const {
         ParameterList const& parameters = reducer_->parameters();
-        if (!leaves_gradients_local()) {
-            claims.add_averaged(parameters);
-            return;
-        }
-        for (std::size_t i = 0; i < parameters.size(); ++i) {
-            if (parameters[i].requires_grad()) {
-                claims.add_averaged(parameters[i].grad(), i);
+        if constexpr (leaves_gradients_local()) {
+            for (std::size_t i = 0; i < parameters.size(); ++i) {
+                if (parameters[i].requires_grad()) {
+                    claims.add_averaged(parameters[i].grad(), i);
+                }
             }
+        } else {
+            claims.add_averaged(parameters);
         }
     }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but other

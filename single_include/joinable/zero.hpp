@@ -4863,7 +4863,9 @@ void cut_group(
         if (!is_floating_point(value.dtype())) {
             throw ContractViolation{concat(
                 describe_parameter(group.parameters, i),
-                " is of integers, which no rule steps; give it requires_grad = false"
+                " is of ",
+                name_of(value.dtype()),
+                ", which no rule steps; give it requires_grad = false"
             )};
         }
         if (sharding == Sharding::parameters && group.parameters[i].is_complex()) {
@@ -6503,7 +6505,7 @@ template <UpdateRule Rule>
         throw ContractViolation{detail::concat(
             "zero_memory() was asked about parameters of ",
             name_of(dtype),
-            ", which no rule steps; give a floating-point type"
+            "; give a floating-point type, and count a complex number as two of its reals"
         )};
     }
     auto const divided_by = static_cast<std::size_t>(ranks);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: scale_copy: integers cannot be scaled, only floating-point elements can
+// EXPECT: scale_copy: integers cannot be scaled, only floating-point and complex elements can
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

@@ -40,13 +40,13 @@ consteval void check_elements() {
 void copy(AnyView const& from, AnyView const& to);
 
 /// `to = from * factor`, in one pass. f16 and bf16 are computed in float, f32 and f64 in their own
-/// type. Integers take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
-/// @throws ContractViolation  as `copy`, or an integer would be scaled; nothing was written.
+/// type, and complex numbers as pairs. Integers and booleans take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
+/// @throws ContractViolation  as `copy`, or an integer or a boolean would be scaled; nothing was written.
 void scale_copy(AnyView const& from, double factor, AnyView const& to);
 
 /// `to += from`, in one pass. f16 and bf16 are computed in float and rounded once; integers wrap.
 /// Local, on the host; no allocation. Views as for `copy`; adding a view to itself doubles it.
-/// @throws ContractViolation  as `copy`; nothing was written.
+/// @throws ContractViolation  as `copy`, or the elements are boolean, i16 or u16; nothing was written.
 void add(AnyView const& from, AnyView const& to);
 
 /// Sets all elements to zero. Does nothing for an empty view. Local, on the host; no allocation.
@@ -66,7 +66,8 @@ template <class T, class U>
 void scale_copy(StridedView<T> const& from, double factor, StridedView<U> const& to) {
     detail::check_elements<T, U>();
     static_assert(
-        !std::integral<U>, "scale_copy: integers cannot be scaled, only floating-point elements can"
+        !std::integral<U>,
+        "scale_copy: integers cannot be scaled, only floating-point and complex elements can"
     );
     scale_copy(detail::source_view(from), factor, AnyView{to});
 }

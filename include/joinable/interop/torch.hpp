@@ -120,7 +120,7 @@ struct NamedTorchTensor {
     bool is_sparse = false;                 ///< its gradient is rows
     at::Tensor indices = {}, values = {};   ///< of the rows that were read last
 };
-/// A buffer of a module. One whose elements have no DType, such as complex ones, is its bytes: a
+/// A buffer of a module. One whose elements the adapter does not take, such as complex ones, is its bytes: a
 /// buffer is only copied.
 struct TorchBuffer {
     at::Tensor tensor; ///< shares the module's memory
@@ -685,7 +685,7 @@ BufferList buffers(Module&& module) {
 /// | forward() in NoGradGuard               | an evaluation: nothing is averaged                               |
 /// | parameters that the outputs do not use | with DataParallelOptions::find_unused, read off their graph      |
 /// | gradient penalties, autograd::grad()   | nothing is averaged until a backward pass adds to gradients      |
-/// | buffers of any type                    | take rank 0's; those without a DType (complex, kShort) as bytes  |
+/// | buffers of any type                    | take rank 0's; complex ones and kShort travel as bytes            |
 /// | Embedding, EmbeddingBag, sparse(true)  | send the rows that they have; p.grad() is then the sum of all    |
 /// |                                        | ranks' rows, coalesced, in memory of its own. Others whose       |
 /// |                                        | gradients are sparse are named in DataParallelOptions::sparse    |

@@ -79,7 +79,7 @@ inline at::Tensor const& strided(at::Tensor const& tensor) {
         throw ContractViolation{concat(
             "a torch::Tensor has elements of type ",
             c10::toString(type),
-            ", which has no DType; convert it with to(torch::kFloat) or the like"
+            ", which this adapter does not take; convert it with to(torch::kFloat) or the like"
         )};
     }
     return *dtype;

@@ -292,14 +292,14 @@ public:
     /// The values of gradients that stay local may be averaged by another participant.
     void list_claims(ParameterClaims& claims) const {
         ParameterList const& parameters = reducer_->parameters();
-        if (!leaves_gradients_local()) {
-            claims.add_averaged(parameters);
-            return;
-        }
-        for (std::size_t i = 0; i < parameters.size(); ++i) {
-            if (parameters[i].requires_grad()) {
-                claims.add_averaged(parameters[i].grad(), i);
+        if constexpr (leaves_gradients_local()) {
+            for (std::size_t i = 0; i < parameters.size(); ++i) {
+                if (parameters[i].requires_grad()) {
+                    claims.add_averaged(parameters[i].grad(), i);
+                }
             }
+        } else {
+            claims.add_averaged(parameters);
         }
     }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but other

@@ -102,8 +102,8 @@ public:
     /// Whether the parameter is what it was: it requires a gradient as before, and its value has the
     /// same extents, dtype and device, unless it has none or had none. Cheaper than value().
     [[nodiscard]] bool is_as(detail::ParameterState const& before) const {
-        return functions_->is_as(object_, before) ||
-               (before.is_complex && functions_->is_as(object_, complex_form_of(before)));
+        return before.is_complex ? functions_->is_as(object_, complex_form_of(before))
+                                 : functions_->is_as(object_, before);
     }
     /// The object and its type, whether or not it has a value now. Each list has its own copies of a
     /// handle type.

@@ -28,7 +28,7 @@ static_assert(joinable::dtype_of<joinable::tensor_traits<arma::umat>::value_type
 static_assert(
     joinable::dtype_of<joinable::tensor_traits<arma::Mat<std::int32_t>>::value_type> == DType::i32
 );
-static_assert(!Tensor<arma::cx_mat> && !Tensor<arma::sp_mat> && !Tensor<arma::Mat<short>>);
+static_assert(Tensor<arma::cx_mat> && Tensor<arma::Mat<short>> && !Tensor<arma::sp_mat>);
 
 static_assert(WritableTensor<arma::mat> && Tensor<arma::mat const>);
 static_assert(!WritableTensor<arma::mat const> && !WritableTensor<arma::cube const>);

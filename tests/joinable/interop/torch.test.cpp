@@ -80,8 +80,8 @@ TEST_CASE("a torch tensor whose elements cannot be read as they lie is refused")
     }
     CHECK_THROWS_WITH(
         (void)joinable::AnyView{torch::zeros({2}, torch::kShort)},
-        "a torch::Tensor has elements of type Short, which has no DType; convert it with to(torch::kFloat) or "
-        "the like"
+        "a torch::Tensor has elements of type Short, which this adapter does not take; convert it with "
+        "to(torch::kFloat) or the like"
     );
 }
 

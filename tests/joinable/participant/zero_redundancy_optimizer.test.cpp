@@ -1296,7 +1296,7 @@ TEST_CASE("what cannot be sharded is refused with its name") {
         std::vector<Param<int>> integers = make_params<int>({3});
         CHECK(
             refusal([&] { ZeroRedundancyOptimizer{comm, integers, Sgd{}}; }) ==
-            "parameter 0 is of integers, which no rule steps; give it requires_grad = false"
+            "parameter 0 is of i32, which no rule steps; give it requires_grad = false"
         );
         std::vector<Param<float>> params = make_params<float>({3, 2});
         CHECK(refusal([&] {

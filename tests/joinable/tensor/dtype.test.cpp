@@ -139,7 +139,7 @@ TEST_CASE("conversion from float rounds to nearest, ties to even, at every bound
 
 TEST_CASE("sizes and names belong to their dtypes") {
     std::size_t bytes = 0;
-    for (int i = 0; i < 10; ++i) {
+    for (std::size_t i = 0; i < joinable::dtype_count; ++i) {
         auto const dtype = static_cast<DType>(i);
         joinable::visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
             CHECK(dtype_of<T> == dtype);
@@ -147,7 +147,7 @@ TEST_CASE("sizes and names belong to their dtypes") {
             bytes += sizeof(T);
         });
     }
-    CHECK(bytes == 2 + 2 + 4 + 8 + 1 + 1 + 4 + 4 + 8 + 8);
+    CHECK(bytes == 2 + 2 + 4 + 8 + 1 + 1 + 4 + 4 + 8 + 8 + 1 + 2 + 2 + 8 + 16);
     CHECK(joinable::name_of(DType::bf16) == "bf16");
 }
 

@@ -259,7 +259,8 @@ private:
                 is_there ? to_text(*found->second) : "none of that name"
             );
         }
-        if (header.metadata.contains(mark_of_complex(tensor.name)) != tensor.is_complex) {
+        bool const is_complex = header.metadata.contains(mark_of_complex(tensor.name));
+        if (is_complex != tensor.is_complex && (is_complex || is_ours(header))) {
             refuse_file(
                 file,
                 "it is of another model: tensor ",

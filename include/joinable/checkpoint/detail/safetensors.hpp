@@ -43,6 +43,15 @@ struct FileHeader {
     std::map<std::string, std::string> metadata;
 };
 
+/// The "format" of a file that a Checkpoint wrote.
+inline constexpr std::string_view checkpoint_format = "joinable checkpoint";
+
+/// Whether a Checkpoint wrote the file; other tools mark no complex numbers.
+[[nodiscard]] inline bool is_ours(FileHeader const& header) {
+    auto const format = header.metadata.find("format");
+    return format != header.metadata.end() && format->second == checkpoint_format;
+}
+
 /// The key of the metadata that says that a tensor is complex.
 [[nodiscard]] inline std::string mark_of_complex(std::string_view tensor) {
     return concat("parts of ", tensor);

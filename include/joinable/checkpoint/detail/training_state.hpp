@@ -32,7 +32,6 @@ struct TrainingState {
     std::vector<std::string> complex;            ///< names of tensors, to be written
 };
 
-inline constexpr std::string_view checkpoint_format = "joinable checkpoint";
 inline constexpr std::uint64_t checkpoint_version = 2; ///< 1 had the settings as bytes
 
 [[nodiscard]] inline std::string hex_of(std::string_view bytes) {

@@ -61,7 +61,7 @@ template <UpdateRule Rule>
         throw ContractViolation{detail::concat(
             "zero_memory() was asked about parameters of ",
             name_of(dtype),
-            ", which no rule steps; give a floating-point type"
+            "; give a floating-point type, and count a complex number as two of its reals"
         )};
     }
     auto const divided_by = static_cast<std::size_t>(ranks);

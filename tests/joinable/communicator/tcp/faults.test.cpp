@@ -657,7 +657,7 @@ TEST_CASE("a rank that breaks the protocol ends the group, and rank 0 lives on")
         }
         bad[1].sequence = 5; // not the next one
         bad[2].collective = joinable::detail::Collective::all_to_all;
-        bad[3].dtype = static_cast<DType>(12);
+        bad[3].dtype = static_cast<DType>(joinable::dtype_count);
         bad[4].op = static_cast<ReduceOp>(joinable::reduce_op_count);
         bad[5].root = 2;
         bad[6].collective = joinable::detail::Collective::all_reduce;

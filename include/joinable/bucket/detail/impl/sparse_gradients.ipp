@@ -23,8 +23,9 @@ SparseGradients::SparseGradients(ParameterList parameters, int rank, int size)
         AnyView const value = parameters_[i].value();
         char const* const wrong =
             value.device() != DeviceId{} ? " is on a device; rows are added on the host"
-            : value.extents().empty()    ? " has no dimension, so there are no rows"
-                                         : nullptr;
+            : value.extents().size() == (parameters_[i].is_complex() ? 1U : 0U)
+                ? " has no dimension, so there are no rows"
+                : nullptr;
         if (wrong != nullptr) {
             throw ContractViolation{
                 concat(describe(i), " has sparse gradients, but", wrong, "; give it a dense one")

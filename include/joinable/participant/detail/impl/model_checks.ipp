@@ -65,6 +65,7 @@ JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList cons
         if (value && grad_dtype(parameters, i) != value.dtype()) {
             text += concat(", gradients ", name_of(grad_dtype(parameters, i)));
         }
+        text += parameters[i].is_complex() ? ", complex" : "";
         text += parameters[i].is_sparse() ? ", sparse gradients" : "";
         list.add(describe_parameter(parameters, i), text);
     }

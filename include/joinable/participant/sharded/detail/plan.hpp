@@ -171,7 +171,9 @@ void cut_group(
         if (!is_floating_point(value.dtype())) {
             throw ContractViolation{concat(
                 describe_parameter(group.parameters, i),
-                " is of integers, which no rule steps; give it requires_grad = false"
+                " is of ",
+                name_of(value.dtype()),
+                ", which no rule steps; give it requires_grad = false"
             )};
         }
         if (sharding == Sharding::parameters && group.parameters[i].is_complex()) {

@@ -11,10 +11,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <future>
 #include <iterator>
-#include <string>
 #include <vector>
 using namespace examples;
 using Model = std::vector<Layer>;
@@ -126,8 +126,8 @@ void measure(std::size_t rounds) {
 }
 int main(int count, char** arguments) {
     if (count > 1) {
-        measure(std::stoul(arguments[1]));
-        return 0;
+        std::size_t const rounds = std::strtoul(arguments[1], nullptr, 10);
+        return rounds > 0 ? (measure(rounds), 0) : (std::puts("usage: data_parallel [ROUNDS]"), 2);
     }
     std::vector<Batch> batches;
     for (int epoch = 0; epoch < epochs; ++epoch) {

@@ -79,7 +79,8 @@ bool run_ranks(int ranks, RunOptions const& options, Body body) {
             while (!comm.abort_reason()) {
                 std::this_thread::yield();
             }
-            culprit = comm.abort_reason()->ranks.front();
+            auto const ranks_of = comm.abort_reason()->ranks;
+            culprit = ranks_of.empty() ? -1 : ranks_of.front();
             throw;
         }
     };

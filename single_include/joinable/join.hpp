@@ -17478,7 +17478,7 @@ protected:
     void count_reduction() {
         is_report_due_ = report_ && ++reductions_ % module_->options().report_every == 0;
     }
-    /// After the round, so that an exception leaves the guard between rounds.
+    void count_reductions_anew() noexcept { reductions_ = 0; }
     void report_if_due() {
         if (std::exchange(is_report_due_, false)) {
             report_();
@@ -17817,6 +17817,7 @@ public:
             };
         }
         report_ = std::move(report);
+        this->count_reductions_anew();
     }
 
     /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.

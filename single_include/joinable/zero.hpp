@@ -2173,8 +2173,12 @@ public:
         detail::copy_run(*device_, from, to, count, state_.computed_in());
     }
 
-    /// Copies values of 16 bits into their masters.
-    void load_masters(ParameterList const& parameters, detail::Scratch& scratch) const;
+    /// Copies values of 16 bits into their masters, of parameters for which `loads(i)`.
+    void load_masters(
+        ParameterList const& parameters,
+        detail::Scratch& scratch,
+        std::function<bool(std::size_t)> const& loads = {}
+    ) const;
 
 private:
     [[nodiscard]] static bool is_dense(AnyView const& value) {
@@ -2398,13 +2402,19 @@ OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* 
     }
 }
 
-JOINABLE_DEFINITION void
-OptimizerShard::load_masters(ParameterList const& parameters, detail::Scratch& scratch) const {
+JOINABLE_DEFINITION void OptimizerShard::load_masters(
+    ParameterList const& parameters,
+    detail::Scratch& scratch,
+    std::function<bool(std::size_t)> const& loads
+) const {
     if (!state_.has_masters()) {
         return;
     }
     detail::LoadMasters const load{};
     for (ShardPiece const& piece : kept()) {
+        if (loads && !loads(piece.parameter)) {
+            continue;
+        }
         AnyView const value = parameters[piece.parameter].value();
         std::byte* const values = elements_of(value, value, piece, scratch);
         DeviceUpdate const update =
@@ -5466,7 +5476,7 @@ public:
                 detail::check_layouts(group);
             }
         }
-        reload_masters();
+        reload_masters([](Group const&, std::size_t) { return true; });
         device().finish();
     }
 
@@ -5532,11 +5542,15 @@ public:
     [[nodiscard]] std::vector<detail::ShardGroup> const& groups() const noexcept { return groups_; }
     /// The settings of all groups. Local.
     [[nodiscard]] std::deque<Rule> const& rules() const noexcept { return rules_; }
-    /// Reads masters again from values that were written in place, for Checkpoint. Local.
-    void reload_masters() {
+    /// Reads masters again from values that were written in place, for Checkpoint: of parameters for
+    /// which `loads(group, i)`. Local.
+    template <class Loads>
+    void reload_masters(Loads const& loads) {
         for (Group const& group : groups_) {
             for (detail::OptimizerShard const& shard : group.shards) {
-                shard.load_masters(group.parameters, scratch_[0]);
+                shard.load_masters(group.parameters, scratch_[0], [&](std::size_t i) {
+                    return loads(group, i);
+                });
             }
         }
     }

@@ -81,7 +81,8 @@ public:
     [[nodiscard]] std::vector<NoRule> const& rules() const noexcept { return rules_; }
     static void resume(std::vector<NoRule> const&, std::span<std::uint64_t const>) noexcept {}
     static void take_settings(Round const&) noexcept {}
-    static void reload_masters() noexcept {}
+    template <class Loads>
+    static void reload_masters(Loads const&) noexcept {}
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
@@ -154,7 +155,7 @@ struct Saved<J, Js...> : Saved<Js...> {
 /// one as "FILE.part" and replaces it when it is complete and on the disk, so killing the training
 /// at any time leaves a complete file. Memory of a device goes through the host's,
 /// one tensor at a time, while the host waits. Only one training may write a file at a time. The caller
-/// saves ZeroOptions::shared, buffers of a ShardedDataParallel, and the position in the inputs.
+/// attaches what ZeroOptions::shared and the buffers of a ShardedDataParallel hold, and saves the position in the inputs.
 template <class Comm, class Rule, class Model>
 class Checkpoint {
     static constexpr bool has_model = !std::is_void_v<Model>;
@@ -247,7 +248,7 @@ public:
     }
 
     /// Reads values alone, from a safetensors file of any tool, by the names of parameters: all of them, and then the file
-    /// has no other tensors; or those in `names`. State, settings and rounds() stay; masters are read again from the values.
+    /// has no other tensors; or those in `names`. State, settings and rounds() stay; their masters are read again from them.
     /// Such a file has no hashes: damage to its numbers is not seen. Collective, outside a guard; throws as read() does.
     /// @throws ContractViolation  a dtype or a shape differs, a tensor or a parameter of that name is missing, or the file has
     ///         tensors that the model lacks. Nothing was changed.
@@ -647,7 +648,9 @@ private:
         detail::on_all_ranks(control, [&](AgreementList&) {
             detail::FileData data{*file, first, control};
             read_parts(*layout, parts, data);
-            zero_.reload_masters();
+            zero_.reload_masters([&](detail::ShardGroup const& group, std::size_t i) {
+                return layout->has_value(parts, group, i);
+            });
             detail::device_of(join_communicator()).finish(); // the engine's stream sees the values
         });
     }

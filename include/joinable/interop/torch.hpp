@@ -686,8 +686,8 @@ BufferList buffers(Module&& module) {
 /// | parameters that the outputs do not use | with DataParallelOptions::find_unused, read off their graph      |
 /// | gradient penalties, autograd::grad()   | nothing is averaged until a backward pass adds to gradients      |
 /// | buffers of any type                    | take rank 0's; complex ones and kShort travel as bytes            |
-/// | Embedding, EmbeddingBag, sparse(true)  | send the rows that they have; p.grad() is then the sum of all    |
-/// |                                        | ranks' rows, coalesced, in memory of its own. Others whose       |
+/// | Embedding, EmbeddingBag, sparse(true)  | send the rows that they have; p.grad() is then the average of    |
+/// |                                        | them, coalesced, in memory of its own; not on CUDA. Others whose |
 /// |                                        | gradients are sparse are named in DataParallelOptions::sparse    |
 /// | _set_params_and_buffers_to_ignore_for_ | DataParallelOptions::ignore: each rank keeps its own values and  |
 /// | model(model, names)                    | gradients of these names                                         |
@@ -780,6 +780,7 @@ public:
 
         void main_hook(Round const& round) {
             shadowed_ += round.will_sync() && round.phase() == Phase::train ? 1U : 0U;
+            ddp_.drop_ignored_gradients();
             Base::Hook::main_hook(round);
         }
         void post_hook(JoinResult const& result) {
@@ -858,6 +859,17 @@ private:
             keep_ = module;
         }
         gradients_.watch(parameters_, [this](std::size_t i) { on_gradient(i); });
+    }
+
+    /// Optimizers of joined ranks pass over parameters without a gradient, and would step by an old one.
+    void drop_ignored_gradients() {
+        if (std::vector<std::string> const& ignore = this->options().ignore; !ignore.empty()) {
+            for (auto const& item : module_.named_parameters()) {
+                if (item.value().requires_grad() && detail::is_named(item.key(), ignore)) {
+                    item.value().mutable_grad().reset();
+                }
+            }
+        }
     }
 
     // The base's verbs, which take a pass that calls ready(i). Here autograd calls it.

@@ -55,6 +55,9 @@ public:
 
     /// Begins again, with the next epoch if indices were drawn since the last time.
     void reset(detail::TorchSize count = {}) override {
+        if (std::exchange(is_loaded_, false)) {
+            return; // a data loader resets its sampler before it begins
+        }
         if (shuffle_ && is_drawn_) {
             ++shuffle_->epoch;
         }
@@ -83,7 +86,8 @@ public:
         archive.write("epoch", as_value(shuffle_ ? shuffle_->epoch : 0));
         archive.write("next", as_value(next_));
     }
-    /// Continues where another one was saved, which was made by the same arguments.
+    /// Continues where another one was saved, which was made by the same arguments; so does a data loader that
+    /// begins with it. What a loader has fetched ahead counts as drawn.
     void load(::torch::serialize::InputArchive& archive) override {
         if (shuffle_) {
             shuffle_->epoch = read(archive, "epoch");
@@ -91,6 +95,7 @@ public:
         deal();
         next_ = (std::min)(static_cast<std::size_t>(read(archive, "next")), mine_.size());
         is_drawn_ = next_ != 0;
+        is_loaded_ = true;
     }
 
 private:
@@ -117,7 +122,8 @@ private:
     std::optional<Shuffle> shuffle_ = {};
     std::vector<std::size_t> mine_ = {};
     std::size_t next_ = 0;
-    bool is_drawn_ = false; ///< since the epoch began
+    bool is_drawn_ = false;  ///< since the epoch began
+    bool is_loaded_ = false; ///< and nothing was reset since
 };
 
 }}} // namespace joinable::v0::torch

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -194,8 +195,12 @@ public:
         detail::copy_run(*device_, from, to, count, state_.computed_in());
     }
 
-    /// Copies values of 16 bits into their masters.
-    void load_masters(ParameterList const& parameters, detail::Scratch& scratch) const;
+    /// Copies values of 16 bits into their masters, of parameters for which `loads(i)`.
+    void load_masters(
+        ParameterList const& parameters,
+        detail::Scratch& scratch,
+        std::function<bool(std::size_t)> const& loads = {}
+    ) const;
 
 private:
     [[nodiscard]] static bool is_dense(AnyView const& value) {

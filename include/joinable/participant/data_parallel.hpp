@@ -193,6 +193,7 @@ public:
             };
         }
         report_ = std::move(report);
+        this->count_reductions_anew();
     }
 
     /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.

@@ -327,6 +327,31 @@ TEST_CASE("values of another tool's file are read into a model, whatever steps i
     }
 }
 
+TEST_CASE("masters of values that are not read keep what 16 bits do not hold") {
+    Folder const folder;
+    over_ranks({1, 2, 4}, [&](RankCommunicator& comm) {
+        if (comm.rank() == 0) {
+            Foreign{}.add_model(DType::bf16, 2).write_to(folder.file("theirs"));
+        }
+        comm.barrier();
+        auto model = make_model(DType::bf16);
+        ZeroRedundancyOptimizer zero{comm, model, Sgd{.learning_rate = 1.0 / 4096}};
+        for (StridedParam& param : model) {
+            param.need_grad();
+            write(param.grad, Numbers(param.grad.numel(), -1));
+        }
+        zero.step();
+        CHECK(read(model[1].value.view()) == Numbers(5, 1)); // too little for a value to move
+        Checkpoint save{zero, folder.file("ours")};
+        save.read_values(folder.file("theirs"), {"0"});
+        save.write();
+        auto const file = read_checkpoint(folder.file("ours"));
+        CHECK(file.numbers("0/master") == counted(12, 2));
+        CHECK(file.numbers("1/master") == Numbers(5, 1 + 1.0 / 4096));
+        comm.barrier();
+    });
+}
+
 TEST_CASE(
     "values are read by a list of names, and what does not fit is refused before anything changes"
 ) {

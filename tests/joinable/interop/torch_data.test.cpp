@@ -88,6 +88,7 @@ TEST_CASE("a sampler that is loaded goes on where another one was saved") {
     in.load_from(file);
     ShardSampler other{40, {1, 3}, {.seed = 5}};
     other.load(in);
+    other.reset(); // as a data loader does before it begins
     for (int epoch = 0; epoch < 2; ++epoch) {
         std::vector<std::size_t> rest;
         while (auto const batch = other.next(4)) {

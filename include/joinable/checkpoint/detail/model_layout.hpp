@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <set>
@@ -154,6 +155,14 @@ public:
         std::vector<TensorPart> parts = values();
         std::erase_if(parts, [&](TensorPart const& part) { return !placed.contains(part.tensor); });
         return parts;
+    }
+
+    /// Whether one of these parts is of the value of parameter `i` of a group.
+    [[nodiscard]] bool
+    has_value(std::span<TensorPart const> parts, ShardGroup const& group, std::size_t i) const {
+        return std::any_of(parts.begin(), parts.end(), [&](TensorPart const& part) {
+            return part.tensor == first_of_[group.first + i];
+        });
     }
 
     /// The optimizer state that this rank owns, and all that it keeps.

@@ -158,13 +158,19 @@ OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* 
     }
 }
 
-JOINABLE_DEFINITION void
-OptimizerShard::load_masters(ParameterList const& parameters, detail::Scratch& scratch) const {
+JOINABLE_DEFINITION void OptimizerShard::load_masters(
+    ParameterList const& parameters,
+    detail::Scratch& scratch,
+    std::function<bool(std::size_t)> const& loads
+) const {
     if (!state_.has_masters()) {
         return;
     }
     detail::LoadMasters const load{};
     for (ShardPiece const& piece : kept()) {
+        if (loads && !loads(piece.parameter)) {
+            continue;
+        }
         AnyView const value = parameters[piece.parameter].value();
         std::byte* const values = elements_of(value, value, piece, scratch);
         DeviceUpdate const update =

@@ -89,7 +89,7 @@ public:
                 detail::check_layouts(group);
             }
         }
-        reload_masters();
+        reload_masters([](Group const&, std::size_t) { return true; });
         device().finish();
     }
 
@@ -155,11 +155,15 @@ public:
     [[nodiscard]] std::vector<detail::ShardGroup> const& groups() const noexcept { return groups_; }
     /// The settings of all groups. Local.
     [[nodiscard]] std::deque<Rule> const& rules() const noexcept { return rules_; }
-    /// Reads masters again from values that were written in place, for Checkpoint. Local.
-    void reload_masters() {
+    /// Reads masters again from values that were written in place, for Checkpoint: of parameters for
+    /// which `loads(group, i)`. Local.
+    template <class Loads>
+    void reload_masters(Loads const& loads) {
         for (Group const& group : groups_) {
             for (detail::OptimizerShard const& shard : group.shards) {
-                shard.load_masters(group.parameters, scratch_[0]);
+                shard.load_masters(group.parameters, scratch_[0], [&](std::size_t i) {
+                    return loads(group, i);
+                });
             }
         }
     }

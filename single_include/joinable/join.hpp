@@ -15813,7 +15813,7 @@ struct DataParallelOptions {
     /// In every so many rounds that train and sync, the model writes its data_parallel_report() as a
     /// line, on each rank on which report_to() said where to. 0: never.
     std::size_t report_every = 0;
-    std::string model_name = {}; ///< for reports
+    std::string_view model_name = {}; ///< for reports; its characters must outlive the model
     /// Parameters and buffers that each rank keeps for itself, by their names in a module, where `*`
     /// stands for any letters or none. They are neither averaged nor sent. For
     /// joinable::torch::DistributedDataParallel alone: others take the list of what they average.

@@ -21,27 +21,27 @@
 namespace {
 
 using namespace joinable_tests;
-using namespace joinable_tests::drawn;
 
 /// What the property needs: numbers of which rounding takes little, and windows that begin without gradients, because an
 /// average that stays in a gradient counts again.
-Training with_clean_windows(Training training) {
-    for (Parameter& parameter : training.parameters) {
+drawn::Training with_clean_windows(drawn::Training training) {
+    for (drawn::Parameter& parameter : training.parameters) {
         if (parameter.is_trained) {
             parameter.dtype = joinable::DType::f64;
         }
     }
-    for (Epoch& epoch : training.epochs) {
-        epoch.leftover = Leftover::discarded;
+    for (drawn::Epoch& epoch : training.epochs) {
+        epoch.leftover = drawn::Leftover::discarded;
         bool begins = true;
-        for (RoundPlan& round : epoch.rounds) {
+        for (drawn::RoundPlan& round : epoch.rounds) {
             round.resets_late = false;
             if (begins) {
-                round.reset = Reset::zero;
+                round.reset = drawn::Reset::zero;
             }
-            for (Batch& batch :
+            for (drawn::Batch& batch :
                  round.batches) { // buckets of f64 fill earlier than those that were drawn
-                batch.fails = batch.fails == Fails::in_backward ? Fails::in_forward : batch.fails;
+                batch.fails = batch.fails == drawn::Fails::in_backward ? drawn::Fails::in_forward
+                                                                       : batch.fails;
             }
             begins = round.evaluates ? begins : round.will_sync;
         }
@@ -51,13 +51,13 @@ Training with_clean_windows(Training training) {
 
 /// `make` makes a reduction for each rank, because none is copied.
 template <class Make>
-std::string check(std::uint64_t seed, Training const& training, Make const& make) {
+std::string check(std::uint64_t seed, drawn::Training const& training, Make const& make) {
     try {
-        Training copy = training;
-        SerialTraining const serial{copy, false};
+        drawn::Training copy = training;
+        drawn::SerialTraining const serial{copy, false};
         if (!serial.is_refused()) {
             over_ranks({training.world}, [&](auto& comm) {
-                DrawnRank{comm, training, serial, make()}.run();
+                drawn::DrawnRank{comm, training, serial, make()}.run();
             });
         }
     } catch (std::exception const& error) {
@@ -75,13 +75,13 @@ TEST_CASE(
         std::istringstream{seeds} >> first >> count;
     }
     for (std::uint64_t seed = first; count > 0; ++seed) {
-        Training const drawn = DrawTraining{seed, false}();
-        if (drawn.model != Model::averages && drawn.model != Model::step &&
-            drawn.model != Model::zero) {
+        drawn::Training const any = drawn::DrawTraining{seed, false}();
+        if (any.model != drawn::Model::averages && any.model != drawn::Model::step &&
+            any.model != drawn::Model::zero) {
             continue;
         }
         --count;
-        Training const training = with_clean_windows(drawn);
+        drawn::Training const training = with_clean_windows(any);
         Draw draw{seed};
         auto const start = draw.below(4);
         bool const warm = draw.one_in(2);

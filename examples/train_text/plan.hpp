@@ -19,7 +19,8 @@ namespace train_text {
 /// The bytes that a rank needs on the host, without activations.
 inline joinable::ZeroMemory planned(Options const& options, Sharding sharding) {
     std::size_t elements = 0;
-    for (Parameter const& parameter : Model{options.seed}.parameters()) {
+    Model model{options.seed};
+    for (Parameter const& parameter : model.parameters()) {
         elements += parameter.value.numbers.size();
     }
     bool const is_engines = options.rule == Rule::sgd && sharding == Sharding::none;

@@ -100,7 +100,8 @@ TEST_CASE("memory for no ranks, or for integers, is refused in a sentence") {
     );
     CHECK_THROWS_WITH_AS(
         static_cast<void>(zero_memory<Adam>(1, DType::i32, Sharding::none, 1)),
-        "zero_memory() was asked about parameters of i32, which no rule steps; give a floating-point type",
+        "zero_memory() was asked about parameters of i32; give a floating-point type, and count a complex number as two of "
+        "its reals",
         ContractViolation
     );
 }

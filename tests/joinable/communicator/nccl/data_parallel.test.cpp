@@ -285,7 +285,7 @@ TEST_CASE("a sum over NCCL takes a factor of each rank, of floating-point number
         joinable_tests::DeviceArray<int> const integers{{1}, stream};
         CHECK_THROWS_WITH_AS(
             (void)comm.all_reduce(integers.buffer(), joinable::ReduceOp::sum, 0.5),
-            "a reduction with a factor is a sum of floating-point numbers, but was given sum of "
+            "a reduction with a factor is a sum of floating-point or complex numbers, but was given sum of "
             "i32; leave the factor out, or convert the buffer",
             joinable::ContractViolation
         );

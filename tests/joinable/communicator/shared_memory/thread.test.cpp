@@ -235,13 +235,13 @@ TEST_CASE("a scaled sum is of floating-point elements, and is no plain one") {
         joinable::Buffer const buffer{values.data(), 3, DType::f32};
         CHECK_THROWS_WITH_AS(
             (void)comm.all_reduce({integers.data(), 3, DType::i32}, ReduceOp::sum, 0.5),
-            "a reduction with a factor is a sum of floating-point numbers, but was given sum of "
+            "a reduction with a factor is a sum of floating-point or complex numbers, but was given sum of "
             "i32; leave the factor out, or convert the buffer",
             joinable::ContractViolation
         );
         CHECK_THROWS_WITH_AS(
             (void)comm.all_reduce(buffer, ReduceOp::max, 0.5),
-            "a reduction with a factor is a sum of floating-point numbers, but was given max of "
+            "a reduction with a factor is a sum of floating-point or complex numbers, but was given max of "
             "f32; leave the factor out, or convert the buffer",
             joinable::ContractViolation
         );

@@ -406,35 +406,31 @@ TEST_CASE("what averages or needs equal values is refused on all ranks, in a sen
 }
 
 TEST_CASE("a weight is refused in the round that gives it, on all ranks, joined ones too") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    // A rank may hear of another's refusal before it comes to its own, also while it still makes its model.
+    auto const refused =
+        doctest::Contains("this round has a weight, but NoReduction averages nothing");
+    DataParallelOptions const options{.sync_at_end = false};
+    over_ranks({1, 2, 3}, [&](RankCommunicator& comm) {
         auto params = make_params<float>({3});
-        DistributedDataParallel ddp{
-            comm, params, DataParallelOptions{.sync_at_end = false}, NoReduction{}
+        auto const train = [&] {
+            DistributedDataParallel ddp{comm, params, options, NoReduction{}};
+            ddp.forward([] {}, {.weight = 3}); // outside a guard
+            ddp.backward([](auto ready) { ready(0); });
         };
-        ddp.forward([] {}, {.weight = 3}); // outside a guard
-        CHECK_THROWS_WITH_AS(
-            ddp.backward([](auto ready) { ready(0); }),
-            doctest::Contains("this round has a weight"),
-            ContractViolation
-        );
+        CHECK_THROWS_WITH(train(), refused);
     });
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3}, [&](RankCommunicator& comm) {
         auto params = make_params<float>({3});
-        DistributedDataParallel ddp{
-            comm, params, DataParallelOptions{.sync_at_end = false}, NoReduction{}
+        auto const train = [&] {
+            DistributedDataParallel ddp{comm, params, options, NoReduction{}};
+            joinable::Join guard{joinable::participants(ddp)};
+            if (comm.rank() == 0) {
+                ddp.forward([] {}, {.weight = 3});
+                ddp.backward([](auto ready) { ready(0); });
+            }
+            guard.finish();
         };
-        CHECK_THROWS_WITH_AS(
-            [&] {
-                joinable::Join guard{joinable::participants(ddp)};
-                if (comm.rank() == 0) {
-                    ddp.forward([] {}, {.weight = 3});
-                    ddp.backward([](auto ready) { ready(0); });
-                }
-                guard.finish();
-            }(),
-            doctest::Contains("this round has a weight, but NoReduction averages nothing"),
-            ContractViolation
-        );
+        CHECK_THROWS_WITH(train(), refused);
     });
 }
 

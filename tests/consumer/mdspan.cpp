@@ -27,7 +27,7 @@ using Strided = std::mdspan<double, std::dextents<std::size_t, 2>, std::layout_s
 static_assert(joinable::WritableTensor<Rows> && joinable::WritableTensor<Columns const>);
 static_assert(joinable::Tensor<std::mdspan<int const, std::dextents<int, 1>>>);
 static_assert(!joinable::WritableTensor<std::mdspan<int const, std::dextents<int, 1>>>);
-static_assert(!joinable::Tensor<std::mdspan<bool, std::dextents<int, 1>>>);
+static_assert(joinable::Tensor<std::mdspan<bool, std::dextents<int, 1>>>);
 
 struct Parameter {
     Rows value, grad;

@@ -1294,10 +1294,9 @@ TEST_CASE("what cannot be sharded is refused with its name") {
             "requires_grad = true, or run without this optimizer"
         );
         std::vector<Param<int>> integers = make_params<int>({3});
-        CHECK(
-            refusal([&] { ZeroRedundancyOptimizer{comm, integers, Sgd{}}; }) ==
-            "parameter 0 is of i32, which no rule steps; give it requires_grad = false"
-        );
+        CHECK(refusal([&] {
+                  ZeroRedundancyOptimizer{comm, integers, Sgd{}};
+              }) == "parameter 0 is of i32, which no rule steps; give it requires_grad = false");
         std::vector<Param<float>> params = make_params<float>({3, 2});
         CHECK(refusal([&] {
                   ZeroRedundancyOptimizer{comm, params, Adam{.beta1 = 2.0}};

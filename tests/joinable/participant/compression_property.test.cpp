@@ -13,9 +13,9 @@
 #include <utility>
 
 #include <doctest/doctest.h>
-#include <over_ranks.hpp>
 #include <support/draw.hpp>
 #include <support/drawn/rank.hpp>
+#include <support/ranks.hpp>
 #include <support/volume.hpp>
 
 namespace {
@@ -56,7 +56,7 @@ std::string check(std::uint64_t seed, drawn::Training const& training, Make cons
         drawn::Training copy = training;
         drawn::SerialTraining const serial{copy, false};
         if (!serial.is_refused()) {
-            over_ranks({training.world}, [&](auto& comm) {
+            run_ranks({training.world}, [&](joinable::ThreadCommunicator& comm) {
                 drawn::DrawnRank{comm, training, serial, make()}.run();
             });
         }

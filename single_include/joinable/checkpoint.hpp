@@ -854,6 +854,44 @@ private:
     std::size_t unsynced_ = 0; ///< bytes that were written since the last sync
 };
 
+/// A file that is open to read, with its header. FileData refers to it.
+class StoredFile {
+public:
+    /// @throws CommunicationError  the system fails.
+    /// @throws ContractViolation  the file is too short for a header, or for the one that it says it has.
+    explicit StoredFile(std::string name)
+        : name_{std::move(name)}, file_{name_, File::Access::read}, text_{read_header()} {}
+
+    /// All ranks read the same file.
+    void agree_on(AgreementList& list) const {
+        list.add("hash of the header of the checkpoint", Hash{}.add(text_).value());
+    }
+    /// @throws ContractViolation  as HeaderParser::parse().
+    [[nodiscard]] FileHeader header() const {
+        return HeaderParser{name_, file_.bytes() - begin_of_data()}.parse(text_);
+    }
+    [[nodiscard]] FileData data(ControlCommunicator& control) const {
+        return {file_, begin_of_data(), control};
+    }
+
+private:
+    [[nodiscard]] std::string read_header() const {
+        std::uint64_t const bytes = file_.bytes();
+        std::string start(bytes < length_bytes ? 0 : length_bytes, '\0');
+        file_.read(start.data(), start.size(), 0);
+        std::string text(header_length(name_, start, bytes), '\0');
+        file_.read(text.data(), text.size(), length_bytes);
+        return text;
+    }
+    [[nodiscard]] std::uint64_t begin_of_data() const noexcept {
+        return length_bytes + text_.size();
+    }
+
+    std::string name_;
+    File file_;
+    std::string text_; ///< of the header
+};
+
 }}} // namespace joinable::v0::detail
 
 // ---- joinable/checkpoint/detail/model_layout.hpp
@@ -2239,22 +2277,17 @@ private:
 
     void read_file(std::string const& name) {
         detail::ControlOver<Comm&> control{join_communicator()};
-        std::optional<detail::File> file;
+        std::optional<detail::StoredFile> file;
         std::optional<detail::ModelLayout> layout;
         detail::TrainingState state;
         std::vector<Rule> rules;
         detail::SavedModel model;
         std::vector<std::uint64_t> counts; // of the reduction
-        std::uint64_t first = 0;
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         detail::on_all_ranks(control, [&](AgreementList& list) {
             prepare_to_read();
-            file.emplace(name, detail::File::Access::read);
-            std::string const text = read_header(name, *file);
-            list.add("hash of the header of the checkpoint", detail::Hash{}.add(text).value());
-            first = detail::length_bytes + text.size();
-            detail::FileHeader const header =
-                detail::HeaderParser{name, file->bytes() - first}.parse(text);
+            file.emplace(name).agree_on(list);
+            detail::FileHeader const header = file->header();
             state = detail::MetadataReader{name, header.metadata}.state();
             rules = rules_of(name, state);
             model = saved_model();
@@ -2263,7 +2296,7 @@ private:
             layout->place_as(name, header);
             check(name, state, *layout);
         });
-        detail::FileData data{*file, first, control};
+        detail::FileData data = file->data(control);
         check_hashes(name, control, *layout, state, data);
         detail::on_all_ranks(control, [&](AgreementList&) {
             zero_.resume(rules, state.steps);
@@ -2271,7 +2304,7 @@ private:
             for (detail::TensorPart const& part : layout->values()) {
                 parts.push_back(part);
             }
-            read_parts(*layout, parts, data);
+            read_parts(*layout, parts, on_host, data);
             layout->for_each_kept(
                 static_cast<std::size_t>(control.rank()),
                 static_cast<std::size_t>(control.size()),
@@ -2292,37 +2325,32 @@ private:
 
     void read_values_of(std::string const& name, std::vector<std::string> const& names) {
         detail::ControlOver<Comm&> control{join_communicator()};
-        std::optional<detail::File> file;
+        std::optional<detail::StoredFile> file;
         std::optional<detail::ModelLayout> layout;
         std::vector<detail::TensorPart> parts;
-        std::uint64_t first = 0;
         detail::on_all_ranks(control, [&](AgreementList& list) {
             prepare_to_read();
-            file.emplace(name, detail::File::Access::read);
-            std::string const text = read_header(name, *file);
-            list.add("hash of the header of the file", detail::Hash{}.add(text).value());
+            file.emplace(name).agree_on(list);
             list.add("names of values to read", names);
-            first = detail::length_bytes + text.size();
             layout.emplace(layout_by(name, zero_.rules(), {}, 1));
-            parts = layout->values_as(
-                name, detail::HeaderParser{name, file->bytes() - first}.parse(text), names
-            );
+            parts = layout->values_as(name, file->header(), names);
         });
         detail::on_all_ranks(control, [&](AgreementList&) {
-            detail::FileData data{*file, first, control};
-            read_parts(*layout, parts, data);
+            detail::PartsOnHost on_host{detail::device_of(join_communicator())};
+            detail::FileData data = file->data(control);
+            read_parts(*layout, parts, on_host, data);
             zero_.reload_masters([&](detail::ShardGroup const& group, std::size_t i) {
                 return layout->has_value(parts, group, i);
             });
             detail::device_of(join_communicator()).finish(); // the engine's stream sees the values
         });
     }
-    void read_parts(
+    static void read_parts(
         detail::ModelLayout const& layout,
         std::span<detail::TensorPart const> parts,
+        detail::PartsOnHost& on_host,
         detail::FileData& data
     ) {
-        detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         for (detail::TensorPart const& part : parts) {
             detail::StoredTensor const& tensor = layout.tensors()[part.tensor];
             on_host.write(tensor, part, [&](detail::TensorPart const& here) {
@@ -2345,17 +2373,12 @@ private:
             std::fill_n(sum, bytes, std::byte{0});
             return;
         }
-        auto const tensor_of = [&](detail::TensorPart const& part) -> detail::StoredTensor const& {
-            return layout.tensors()[part.tensor];
-        };
-        on_host.write(tensor_of(parts[0]), parts[0], [&](detail::TensorPart const& here) {
-            data.read(tensor_of(parts[0]), here);
-        });
+        read_parts(layout, parts.first(1), on_host, data);
         std::vector<std::byte> summand(parts.size() > 1 ? bytes : 0);
         for (std::size_t k = 1; k < parts.size(); ++k) {
             detail::TensorPart part = parts[k];
             part.data = summand.data();
-            data.read(tensor_of(part), part);
+            data.read(layout.tensors()[part.tensor], part);
             std::byte* const both[] = {sum, summand.data()};
             detail::reduce_to(
                 to.dtype(),
@@ -2392,15 +2415,6 @@ private:
             }
         }
         return counts;
-    }
-
-    [[nodiscard]] std::string read_header(std::string const& name, detail::File const& file) const {
-        std::uint64_t const bytes = file.bytes();
-        std::string start(bytes < detail::length_bytes ? 0 : detail::length_bytes, '\0');
-        file.read(start.data(), start.size(), 0);
-        std::string text(detail::header_length(name, start, bytes), '\0');
-        file.read(text.data(), text.size(), detail::length_bytes);
-        return text;
     }
 
     [[nodiscard]] std::vector<Rule>

@@ -17474,11 +17474,14 @@ protected:
             end_round();
         }
     }
+    void set_report(std::function<void()> report) {
+        report_ = std::move(report);
+        reductions_ = 0;
+    }
     /// Counts a round that trained and synced, also one that this rank shadowed.
     void count_reduction() {
         is_report_due_ = report_ && ++reductions_ % module_->options().report_every == 0;
     }
-    void count_reductions_anew() noexcept { reductions_ = 0; }
     void report_if_due() {
         if (std::exchange(is_report_due_, false)) {
             report_();
@@ -17640,8 +17643,6 @@ protected:
     detail::ModelCollectives model_collectives_;        ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
-    std::function<void()>
-        report_; ///< called in each round that DataParallelOptions::report_every counts
     bool has_had_guard_ = false;
 
 private:
@@ -17652,6 +17653,7 @@ private:
     bool steps_;
     bool is_inside_no_sync_ = false;
     bool has_accumulated_ = false; ///< gradients, since the last round that synced
+    std::function<void()> report_; ///< called in every report_every-th reduction
     std::size_t reductions_ = 0;   ///< since report_ was set
     bool is_report_due_ = false;
 };
@@ -17816,8 +17818,7 @@ public:
                 "set it on all ranks"
             };
         }
-        report_ = std::move(report);
-        this->count_reductions_anew();
+        this->set_report(std::move(report));
     }
 
     /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
@@ -18044,7 +18045,6 @@ private:
     using Base::ready_check_;
     using Base::reducer_;
     using Base::replica_check_;
-    using Base::report_;
 
     std::string model_; ///< in the form that guards compare
     JoinState state_;

@@ -19,6 +19,11 @@
 
 namespace joinable_tests {
 
+/// The layout's names of the first DTypes, as its description has them.
+inline constexpr std::array<char const*, 10> stored_names{
+    "F16", "BF16", "F32", "F64", "I8", "U8", "I32", "U32", "I64", "U64"
+};
+
 /// A file of the safetensors layout, read as its description says, by nothing of the library.
 class ReadFile {
 public:
@@ -50,11 +55,9 @@ public:
         return found;
     }
     [[nodiscard]] Numbers numbers(std::string const& name) const {
-        static constexpr std::array<char const*, 10> names{
-            "F16", "BF16", "F32", "F64", "I8", "U8", "I32", "U32", "I64", "U64"
-        };
         std::string const dtype = header_.at(name).at("dtype");
-        auto const k = std::find(names.begin(), names.end(), dtype) - names.begin();
+        auto const k =
+            std::find(stored_names.begin(), stored_names.end(), dtype) - stored_names.begin();
         std::vector<std::byte> elements = bytes(name);
         joinable::Shape const extents = shape(name);
         return read(joinable::AnyView{

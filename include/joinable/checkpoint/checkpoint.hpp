@@ -31,7 +31,6 @@
 #include <joinable/checkpoint/detail/training_state.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
-#include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/type_name.hpp>
 #include <joinable/device/device.hpp>
@@ -576,22 +575,17 @@ private:
 
     void read_file(std::string const& name) {
         detail::ControlOver<Comm&> control{join_communicator()};
-        std::optional<detail::File> file;
+        std::optional<detail::StoredFile> file;
         std::optional<detail::ModelLayout> layout;
         detail::TrainingState state;
         std::vector<Rule> rules;
         detail::SavedModel model;
         std::vector<std::uint64_t> counts; // of the reduction
-        std::uint64_t first = 0;
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         detail::on_all_ranks(control, [&](AgreementList& list) {
             prepare_to_read();
-            file.emplace(name, detail::File::Access::read);
-            std::string const text = read_header(name, *file);
-            list.add("hash of the header of the checkpoint", detail::Hash{}.add(text).value());
-            first = detail::length_bytes + text.size();
-            detail::FileHeader const header =
-                detail::HeaderParser{name, file->bytes() - first}.parse(text);
+            file.emplace(name).agree_on(list);
+            detail::FileHeader const header = file->header();
             state = detail::MetadataReader{name, header.metadata}.state();
             rules = rules_of(name, state);
             model = saved_model();
@@ -600,7 +594,7 @@ private:
             layout->place_as(name, header);
             check(name, state, *layout);
         });
-        detail::FileData data{*file, first, control};
+        detail::FileData data = file->data(control);
         check_hashes(name, control, *layout, state, data);
         detail::on_all_ranks(control, [&](AgreementList&) {
             zero_.resume(rules, state.steps);
@@ -608,7 +602,7 @@ private:
             for (detail::TensorPart const& part : layout->values()) {
                 parts.push_back(part);
             }
-            read_parts(*layout, parts, data);
+            read_parts(*layout, parts, on_host, data);
             layout->for_each_kept(
                 static_cast<std::size_t>(control.rank()),
                 static_cast<std::size_t>(control.size()),
@@ -629,37 +623,32 @@ private:
 
     void read_values_of(std::string const& name, std::vector<std::string> const& names) {
         detail::ControlOver<Comm&> control{join_communicator()};
-        std::optional<detail::File> file;
+        std::optional<detail::StoredFile> file;
         std::optional<detail::ModelLayout> layout;
         std::vector<detail::TensorPart> parts;
-        std::uint64_t first = 0;
         detail::on_all_ranks(control, [&](AgreementList& list) {
             prepare_to_read();
-            file.emplace(name, detail::File::Access::read);
-            std::string const text = read_header(name, *file);
-            list.add("hash of the header of the file", detail::Hash{}.add(text).value());
+            file.emplace(name).agree_on(list);
             list.add("names of values to read", names);
-            first = detail::length_bytes + text.size();
             layout.emplace(layout_by(name, zero_.rules(), {}, 1));
-            parts = layout->values_as(
-                name, detail::HeaderParser{name, file->bytes() - first}.parse(text), names
-            );
+            parts = layout->values_as(name, file->header(), names);
         });
         detail::on_all_ranks(control, [&](AgreementList&) {
-            detail::FileData data{*file, first, control};
-            read_parts(*layout, parts, data);
+            detail::PartsOnHost on_host{detail::device_of(join_communicator())};
+            detail::FileData data = file->data(control);
+            read_parts(*layout, parts, on_host, data);
             zero_.reload_masters([&](detail::ShardGroup const& group, std::size_t i) {
                 return layout->has_value(parts, group, i);
             });
             detail::device_of(join_communicator()).finish(); // the engine's stream sees the values
         });
     }
-    void read_parts(
+    static void read_parts(
         detail::ModelLayout const& layout,
         std::span<detail::TensorPart const> parts,
+        detail::PartsOnHost& on_host,
         detail::FileData& data
     ) {
-        detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         for (detail::TensorPart const& part : parts) {
             detail::StoredTensor const& tensor = layout.tensors()[part.tensor];
             on_host.write(tensor, part, [&](detail::TensorPart const& here) {
@@ -682,17 +671,12 @@ private:
             std::fill_n(sum, bytes, std::byte{0});
             return;
         }
-        auto const tensor_of = [&](detail::TensorPart const& part) -> detail::StoredTensor const& {
-            return layout.tensors()[part.tensor];
-        };
-        on_host.write(tensor_of(parts[0]), parts[0], [&](detail::TensorPart const& here) {
-            data.read(tensor_of(parts[0]), here);
-        });
+        read_parts(layout, parts.first(1), on_host, data);
         std::vector<std::byte> summand(parts.size() > 1 ? bytes : 0);
         for (std::size_t k = 1; k < parts.size(); ++k) {
             detail::TensorPart part = parts[k];
             part.data = summand.data();
-            data.read(tensor_of(part), part);
+            data.read(layout.tensors()[part.tensor], part);
             std::byte* const both[] = {sum, summand.data()};
             detail::reduce_to(
                 to.dtype(),
@@ -729,15 +713,6 @@ private:
             }
         }
         return counts;
-    }
-
-    [[nodiscard]] std::string read_header(std::string const& name, detail::File const& file) const {
-        std::uint64_t const bytes = file.bytes();
-        std::string start(bytes < detail::length_bytes ? 0 : detail::length_bytes, '\0');
-        file.read(start.data(), start.size(), 0);
-        std::string text(detail::header_length(name, start, bytes), '\0');
-        file.read(text.data(), text.size(), detail::length_bytes);
-        return text;
     }
 
     [[nodiscard]] std::vector<Rule>

@@ -192,8 +192,7 @@ public:
                 "set it on all ranks"
             };
         }
-        report_ = std::move(report);
-        this->count_reductions_anew();
+        this->set_report(std::move(report));
     }
 
     /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
@@ -420,7 +419,6 @@ private:
     using Base::ready_check_;
     using Base::reducer_;
     using Base::replica_check_;
-    using Base::report_;
 
     std::string model_; ///< in the form that guards compare
     JoinState state_;

@@ -231,9 +231,6 @@ public:
 
     /// Numbers by their row-major position.
     Foreign& add(std::string const& name, DType dtype, Shape const& extents, double first) {
-        static char const* const names[] = {
-            "F16", "BF16", "F32", "F64", "I8", "U8", "I32", "U32", "I64", "U64"
-        };
         OwnedTensor tensor{dtype, extents, row_major_strides(extents)};
         Numbers numbers(tensor.view().numel());
         for (std::size_t k = 0; k < numbers.size(); ++k) {
@@ -245,7 +242,7 @@ public:
             static_cast<char const*>(tensor.view().data()), numbers.size() * size_of(dtype)
         );
         auto& entry = header_[name];
-        entry["dtype"] = names[static_cast<std::size_t>(dtype)];
+        entry["dtype"] = stored_names.at(static_cast<std::size_t>(dtype));
         entry["shape"] = std::vector<std::size_t>(extents.begin(), extents.end());
         entry["data_offsets"] = {begin, data_.size()};
         return *this;

@@ -18,6 +18,7 @@
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
+#include <support/failure_text.hpp>
 #include <support/recording_communicator.hpp>
 #include <support/shared.hpp>
 #include <support/thrown_by.hpp>
@@ -542,13 +543,6 @@ std::string violation_of(Loop const& loop) {
         }
     });
     return text;
-}
-
-bool says(std::string const& text, std::string const& part) {
-    CAPTURE(text);
-    bool const found = text.find(part) != std::string::npos;
-    CHECK(found);
-    return found;
 }
 
 TEST_CASE(

@@ -8,12 +8,16 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/agreement/control.hpp>
 #include <joinable/checkpoint/detail/file.hpp>
 #include <joinable/checkpoint/detail/safetensors.hpp>
+#include <joinable/detail/hash.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -292,6 +296,44 @@ private:
     DeadlineRenewal renewal_;
     std::vector<std::byte> buffer_;
     std::size_t unsynced_ = 0; ///< bytes that were written since the last sync
+};
+
+/// A file that is open to read, with its header. FileData refers to it.
+class StoredFile {
+public:
+    /// @throws CommunicationError  the system fails.
+    /// @throws ContractViolation  the file is too short for a header, or for the one that it says it has.
+    explicit StoredFile(std::string name)
+        : name_{std::move(name)}, file_{name_, File::Access::read}, text_{read_header()} {}
+
+    /// All ranks read the same file.
+    void agree_on(AgreementList& list) const {
+        list.add("hash of the header of the checkpoint", Hash{}.add(text_).value());
+    }
+    /// @throws ContractViolation  as HeaderParser::parse().
+    [[nodiscard]] FileHeader header() const {
+        return HeaderParser{name_, file_.bytes() - begin_of_data()}.parse(text_);
+    }
+    [[nodiscard]] FileData data(ControlCommunicator& control) const {
+        return {file_, begin_of_data(), control};
+    }
+
+private:
+    [[nodiscard]] std::string read_header() const {
+        std::uint64_t const bytes = file_.bytes();
+        std::string start(bytes < length_bytes ? 0 : length_bytes, '\0');
+        file_.read(start.data(), start.size(), 0);
+        std::string text(header_length(name_, start, bytes), '\0');
+        file_.read(text.data(), text.size(), length_bytes);
+        return text;
+    }
+    [[nodiscard]] std::uint64_t begin_of_data() const noexcept {
+        return length_bytes + text_.size();
+    }
+
+    std::string name_;
+    File file_;
+    std::string text_; ///< of the header
 };
 
 }}} // namespace joinable::v0::detail

@@ -1945,6 +1945,20 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "rules of different classes*",
     ),
     Mutation(
+        "a-closure-runs-after-the-step", "participant/detail/closure.hpp",
+        "        return run_then(joinable, std::forward<Closure>(closure), step);",
+        "        step();\n        return run_then(joinable, std::forward<Closure>(closure), [] {});",
+        "participant/closure.test.cpp", "a step with a closure*",
+    ),
+    Mutation(
+        "what-a-closure-throws-is-not-told", "participant/detail/closure.hpp",
+        "        return run_then(joinable, std::forward<Closure>(closure), step);",
+        "        struct Then {\n            F const& step;\n            int before = std::uncaught_exceptions();\n"
+        "            ~Then() noexcept(false) { if (std::uncaught_exceptions() == before) { step(); } }\n"
+        "        } const then{step};\n        return std::forward<Closure>(closure)();",
+        "participant/closure.test.cpp", "what a closure throws*",
+    ),
+    Mutation(
         "an-old-state-is-given", "participant/sharded/optimizer.hpp",
         "state_.reset(); // it is of an earlier step", "",
         "participant/zero_redundancy_optimizer.test.cpp", "a state that was gathered*",

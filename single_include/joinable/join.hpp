@@ -14259,23 +14259,29 @@ using post_hook_sequence =
 
 namespace detail {
 
-/// Runs the collectives of a participant whose round has been opened, and ends its part.
-template <class J, class F>
-decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
+/// Calls `first()`, then `then()`, and returns what `first` returned. Peers see what they throw, with its text.
+template <class J, class F, class Then>
+decltype(auto) run_then(J& joinable, F&& first, Then const& then) {
     try {
         if constexpr (std::is_void_v<std::invoke_result_t<F>>) {
-            std::forward<F>(collectives)();
-            round.done();
+            std::forward<F>(first)();
+            then();
         } else {
             using Result = std::invoke_result_t<F>;
-            Result&& result = std::forward<F>(collectives)();
-            round.done();
+            Result&& result = std::forward<F>(first)();
+            then();
             return static_cast<Result>(std::forward<Result>(result));
         }
     } catch (...) {
         record_failure(joinable, {});
         throw;
     }
+}
+
+/// Runs the collectives of a participant whose round has been opened, and ends its part.
+template <class J, class F>
+decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
+    return run_then(joinable, std::forward<F>(collectives), [&] { round.done(); });
 }
 
 } // namespace detail
@@ -18122,6 +18128,25 @@ DistributedDataParallel(detail::AnyArgument, detail::AnyArgument, ...)
 
 }} // namespace joinable::v0
 
+// ---- joinable/participant/detail/closure.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// step(closure) of a participant: runs the closure, then `step()`, and returns what the closure returned.
+template <class J, class Closure, class F>
+decltype(auto) step_after(J& joinable, Closure&& closure, F const& step) {
+    static_assert(
+        std::invocable<Closure>,
+        "step: expected a function that takes nothing and runs the passes, as in optimizer.step([&] { ...; "
+        "return loss; })"
+    );
+    if constexpr (std::invocable<Closure>) {
+        return run_then(joinable, std::forward<Closure>(closure), step);
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/participant/step.hpp
 
 namespace joinable { inline namespace v0 {
@@ -18157,6 +18182,12 @@ public:
     void step() {
         Round const round = notify_join_context(*this);
         detail::run_part(*this, round, [&] { run(round); });
+    }
+    /// Runs the closure once, then step(), and returns what the closure returned, such as the loss. The closure runs
+    /// the passes; joined ranks do not run it.
+    template <class Closure>
+    decltype(auto) step(Closure&& closure) {
+        return detail::step_after(*this, std::forward<Closure>(closure), [this] { step(); });
     }
 
     class Hook {

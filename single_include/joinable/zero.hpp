@@ -6211,6 +6211,11 @@ public:
             this->end_round();
         });
     }
+    /// As step(closure) of ZeroRedundancyOptimizer. The closure calls forward() and backward().
+    template <class Closure>
+    decltype(auto) step(Closure&& closure) {
+        return detail::step_after(*this, std::forward<Closure>(closure), [this] { step(); });
+    }
 
     /// Runs on joined ranks: the same buckets with zeros, and the same steps.
     class Hook {
@@ -6624,6 +6629,13 @@ public:
     void step(RoundNotice const& notice = {}) {
         Round const round = notify_join_context(*this, notice);
         detail::run_part(*this, round, [&] { run(round); });
+    }
+    /// Runs the closure once, then step(notice), and returns what the closure returned, such as the loss. The closure
+    /// runs the passes; joined ranks do not run it. What it throws is as thrown by a pass: nothing is stepped.
+    template <class Closure>
+        requires(!std::convertible_to<Closure, RoundNotice>)
+    decltype(auto) step(Closure&& closure, RoundNotice const& notice = {}) {
+        return detail::step_after(*this, std::forward<Closure>(closure), [&] { step(notice); });
     }
 
     /// Runs the same steps on joined ranks.

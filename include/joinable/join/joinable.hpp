@@ -502,23 +502,29 @@ using post_hook_sequence =
 
 namespace detail {
 
-/// Runs the collectives of a participant whose round has been opened, and ends its part.
-template <class J, class F>
-decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
+/// Calls `first()`, then `then()`, and returns what `first` returned. Peers see what they throw, with its text.
+template <class J, class F, class Then>
+decltype(auto) run_then(J& joinable, F&& first, Then const& then) {
     try {
         if constexpr (std::is_void_v<std::invoke_result_t<F>>) {
-            std::forward<F>(collectives)();
-            round.done();
+            std::forward<F>(first)();
+            then();
         } else {
             using Result = std::invoke_result_t<F>;
-            Result&& result = std::forward<F>(collectives)();
-            round.done();
+            Result&& result = std::forward<F>(first)();
+            then();
             return static_cast<Result>(std::forward<Result>(result));
         }
     } catch (...) {
         record_failure(joinable, {});
         throw;
     }
+}
+
+/// Runs the collectives of a participant whose round has been opened, and ends its part.
+template <class J, class F>
+decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
+    return run_then(joinable, std::forward<F>(collectives), [&] { round.done(); });
 }
 
 } // namespace detail

@@ -8,6 +8,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/join/joinable.hpp>
+#include <joinable/participant/detail/closure.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -42,6 +43,12 @@ public:
     void step() {
         Round const round = notify_join_context(*this);
         detail::run_part(*this, round, [&] { run(round); });
+    }
+    /// Runs the closure once, then step(), and returns what the closure returned, such as the loss. The closure runs
+    /// the passes; joined ranks do not run it.
+    template <class Closure>
+    decltype(auto) step(Closure&& closure) {
+        return detail::step_after(*this, std::forward<Closure>(closure), [this] { step(); });
     }
 
     class Hook {

@@ -7,12 +7,12 @@
 // test_lr_scheduler (two of them)    here
 // test_step_with_kwargs,
 // test_step_with_extra_inner_key     here: what an engine's optimizer needs, and says, are its members
-// test_step_without_closure          every test: step() takes no closure
+// test_step_without_closure          every test
 // test_zero_grad                     nowhere: engines zero gradients, an optimizer never does
 // test_constructor                   here, and Z: "what cannot be sharded is refused with its name"; what is no
 //                                    range of parameters does not compile (tests/fail/parameters_of_*.cpp)
 // test_same_dense_param_type         here, the other way round: dtypes may differ. Tensors are dense
-// test_step, test_step_with_closure  here
+// test_step, test_step_with_closure  here, and closure.test.cpp
 // test_sharding                      Z: "parameters are dealt out largest first, to the rank with the least"
 // test_add_param_group,
 // test_multiple_param_groups         here

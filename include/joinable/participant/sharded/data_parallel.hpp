@@ -23,6 +23,7 @@
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/result.hpp>
+#include <joinable/participant/detail/closure.hpp>
 #include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/participant/gradient_participant.hpp>
@@ -214,6 +215,11 @@ public:
             run(this->round_);
             this->end_round();
         });
+    }
+    /// As step(closure) of ZeroRedundancyOptimizer. The closure calls forward() and backward().
+    template <class Closure>
+    decltype(auto) step(Closure&& closure) {
+        return detail::step_after(*this, std::forward<Closure>(closure), [this] { step(); });
     }
 
     /// Runs on joined ranks: the same buckets with zeros, and the same steps.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <string_view>
 #include <type_traits>
@@ -20,6 +21,7 @@
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/participant/averaging.hpp>
+#include <joinable/participant/detail/closure.hpp>
 #include <joinable/participant/needs_header.hpp>
 #include <joinable/participant/sharded/detail/exchange.hpp>
 #include <joinable/participant/sharded/detail/plan.hpp>
@@ -100,6 +102,13 @@ public:
     void step(RoundNotice const& notice = {}) {
         Round const round = notify_join_context(*this, notice);
         detail::run_part(*this, round, [&] { run(round); });
+    }
+    /// Runs the closure once, then step(notice), and returns what the closure returned, such as the loss. The closure
+    /// runs the passes; joined ranks do not run it. What it throws is as thrown by a pass: nothing is stepped.
+    template <class Closure>
+        requires(!std::convertible_to<Closure, RoundNotice>)
+    decltype(auto) step(Closure&& closure, RoundNotice const& notice = {}) {
+        return detail::step_after(*this, std::forward<Closure>(closure), [&] { step(notice); });
     }
 
     /// Runs the same steps on joined ranks.

@@ -1073,7 +1073,7 @@ MUTATIONS = [
     # -- what a process that a rank has forked may do ------------------------------------------------
     Mutation(
         "a-helper-of-a-process-calls-its-collectives", "communicator/shared_memory/group/board_communicator.hpp",
-        "        rank_.require_here(rank());\n", "",
+        "        rank_.require_here(rank_.rank());\n", "",
         "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked*",
     ),
     Mutation(

@@ -2139,7 +2139,7 @@ using GlooWork = detail::WorkOf<
 /// words alone. Up to 64 collectives may be in flight; a further one waits for the oldest.
 ///
 /// The death of a process reaches all others at once. An unreachable machine is noticed after 30 s,
-/// or at the deadline. If rank 0 is stopped or out of reach, it answers nobody: each rank throws 5 s
+/// or at the deadline. The first reason that reaches rank 0 wins; missing_ranks() asks rank 0. If rank 0 is stopped or out of reach, it answers nobody: each rank throws 5 s
 /// after its deadline. If rank 0 dies, a collective may have completed on some ranks only. Each rank
 /// connects to every other one, which suits up to some tens of ranks.
 ///
@@ -2157,7 +2157,8 @@ using GlooWork = detail::WorkOf<
 ///
 /// One thread at a time may use an object and all groups split from it or from one of its groups,
 /// because a group receives aborts through its parents.
-class GlooCommunicator : public detail::Collectives<GlooCommunicator, GlooWork>,
+class GlooCommunicator : public detail::RankMembers<GlooCommunicator>,
+                         public detail::Collectives<GlooCommunicator, GlooWork>,
                          public detail::Messages<GlooCommunicator, GlooWork> {
 public:
     static constexpr std::string_view transport = "gloo";
@@ -2204,25 +2205,6 @@ public:
         }
     }
 
-    [[nodiscard]] int rank() const noexcept { return rank_->rank(); }
-    [[nodiscard]] int size() const noexcept { return rank_->size(); }
-
-    /// Local. The first reason that reaches rank 0 wins; every wait that is not complete throws it.
-    void abort(AbortReason const& reason) { rank_->abort(reason); }
-    [[nodiscard]] bool is_aborted() const { return rank_->is_aborted(); }
-    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return rank_->abort_reason(); }
-    [[nodiscard]] bool is_renumbered() const noexcept { return rank_->is_renumbered(); }
-
-    /// Local; for waits that start later. Returns the deadline that was in force.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        return rank_->set_deadline(deadline);
-    }
-    /// Local. Ranks that wait for this one now wait for one more deadline from this call.
-    void keep_alive() { rank_->keep_alive(); }
-    /// Local, but asks rank 0. The ranks that have not arrived in this rank's oldest collective in
-    /// which some have not.
-    [[nodiscard]] std::vector<int> missing_ranks() const { return rank_->missing_ranks(); }
-
     /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
     /// then by their rank here. The group has connections, a hub and a thread of its own, and
     /// inherits the deadline. Aborting this communicator aborts the group, but not the reverse. A
@@ -2253,6 +2235,8 @@ private:
         return options;
     }
 
+    friend class detail::RankMembers<GlooCommunicator>;
+    [[nodiscard]] detail::GlooRank& own_rank() const noexcept { return *rank_; }
     friend class detail::BasicCollectives<GlooCommunicator, GlooWork>;
     GlooWork post(detail::Request const& request) { return {*rank_, rank_->post(request)}; }
     friend class detail::Messages<GlooCommunicator, GlooWork>;

@@ -1656,6 +1656,7 @@ public:
     [[nodiscard]] AnyInterface& local() const noexcept { return local_; }
     [[nodiscard]] Machines const& machines() const noexcept { return machines_; }
     [[nodiscard]] int rank() const { return machines_.first_of(machines_.own()) + local_.rank(); }
+    [[nodiscard]] int size() const noexcept { return machines_.ranks(); }
 
     /// Returns the collective's number, for the other members.
     /// @throws the error that ended the engine.
@@ -2237,10 +2238,16 @@ consteval bool fits_level() {
 /// machines' ranks in a table of counts, only their sums; and a barrier, with an all-reduce of one
 /// byte. The counts of gathers, scatters and all_to_alls are always compared before data moves.
 ///
+/// abort() aborts both levels; the first reason that reaches a rank wins there. set_deadline() sets the deadline of both,
+/// and returns the shorter one if they had two; the deadline that this communicator had at first gives each level its own
+/// back. It throws ContractViolation if a level of several ranks has none. missing_ranks() names ranks of this machine and,
+/// on a leader, also leaders.
+///
 /// `local` and `across` must outlive this object, and nothing else uses them meanwhile. One thread
 /// at a time may use an object.
 class HierarchicalCommunicator
-    : public detail::Collectives<HierarchicalCommunicator, HierarchicalWork> {
+    : public detail::RankMembers<HierarchicalCommunicator>,
+      public detail::Collectives<HierarchicalCommunicator, HierarchicalWork> {
 public:
     /// Collective over all machines; blocks. Both levels run some small collectives, each within
     /// its deadline. `across` is null on ranks other than local rank 0.
@@ -2277,30 +2284,11 @@ public:
         }
     }
 
-    [[nodiscard]] int rank() const { return engine_.rank(); }
-    [[nodiscard]] int size() const { return engine_.machines().ranks(); }
     /// The number of this machine, which is its leader's rank in `across`.
     [[nodiscard]] int machine() const { return engine_.machines().own(); }
     /// The machine of a rank.
     [[nodiscard]] int machine_of(int rank) const { return engine_.machines().machine_of(rank); }
 
-    /// Local. Aborts both levels. The first reason that reaches a rank wins.
-    void abort(AbortReason const& reason) { engine_.abort(reason); }
-    [[nodiscard]] bool is_aborted() const { return engine_.is_aborted(); }
-    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return engine_.abort_reason(); }
-    [[nodiscard]] bool is_renumbered() const noexcept { return engine_.is_renumbered(); }
-    /// Local; of both levels, for waits that start later. The deadline that this communicator had at first
-    /// gives each level its own back. Returns the deadline that was in force,
-    /// the shorter one if they had two.
-    /// @throws ContractViolation  a level of several ranks has none.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        return engine_.set_deadline(deadline);
-    }
-    /// Local. Ranks that wait for this one now wait for one more deadline from this call.
-    void keep_alive() { engine_.keep_alive(); }
-    /// Local. The ranks that have not arrived in the oldest collective of this rank on its machine,
-    /// and on a leader also the leaders that have not arrived in that across machines.
-    [[nodiscard]] std::vector<int> missing_ranks() const { return engine_.missing_ranks(); }
     /// Collective; blocks. The ranks of each color form a group, ordered by key, then by rank. Each
     /// level is split in the same way, and the group owns the results, with the deadline and
     /// the options of this communicator. Aborting this communicator aborts the group, but not the
@@ -2349,6 +2337,9 @@ public:
     }
 
 private:
+    friend class detail::RankMembers<HierarchicalCommunicator>;
+    [[nodiscard]] detail::HierarchicalEngine& own_rank() noexcept { return engine_; }
+    [[nodiscard]] detail::HierarchicalEngine const& own_rank() const noexcept { return engine_; }
     friend class detail::BasicCollectives<HierarchicalCommunicator, HierarchicalWork>;
     HierarchicalWork post(detail::Request const& request) {
         return {engine_, engine_.post(request)};

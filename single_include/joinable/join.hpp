@@ -20476,6 +20476,87 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/communicator/detail/transport.hpp
+
+/// @file
+/// A transport: one class for a rank, which models Transport, and a communicator that derives from RankMembers and from
+/// the collectives that it has (collective_members.hpp). The rank's works are those of WorkOf.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// One rank of a transport. Collectives start in a function of the communicator, post(); works ask the rank whether
+/// they are complete; the rank's destructor, or a close() of its own, ends it.
+template <class Rank>
+concept Transport =
+    std::derived_from<Rank, HasWorks> &&
+    requires(Rank& rank, AbortReason const& reason, std::chrono::nanoseconds deadline) {
+        { rank.rank() } -> std::same_as<int>;
+        { rank.size() } -> std::same_as<int>;
+        { rank.is_renumbered() } -> std::same_as<bool>;
+        rank.abort(reason); // tells the others
+        { rank.is_aborted() } -> std::same_as<bool>;
+        { rank.abort_reason() } -> std::convertible_to<std::optional<AbortReason>>; // has heard
+        { rank.missing_ranks() } -> std::same_as<std::vector<int>>;
+        rank.keep_alive();
+        { rank.set_deadline(deadline) } -> std::same_as<std::chrono::nanoseconds>;
+    };
+
+/// The members of a communicator that ask its rank. `Derived` has own_rank(), which returns that; it may be private,
+/// with this class as a friend.
+template <class Derived>
+class RankMembers {
+public:
+    [[nodiscard]] int rank() const noexcept { return own_rank_of(*this).rank(); }
+    [[nodiscard]] int size() const noexcept { return own_rank_of(*this).size(); }
+    /// Local. Whether its group numbers some ranks differently from the communicator that was split.
+    [[nodiscard]] bool is_renumbered() const { return own_rank_of(*this).is_renumbered(); }
+
+    /// Local. The first reason wins, as the class says; every wait that can no longer complete throws it.
+    /// @throws ContractViolation  a process that the rank has forked calls this.
+    void abort(AbortReason const& reason) {
+        ask(*this, [&](auto& own) { own.abort(reason); });
+    }
+    [[nodiscard]] bool is_aborted() const {
+        return ask(*this, [](auto& own) { return own.is_aborted(); });
+    }
+    /// Local. The reason that this rank has heard of.
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
+        return ask(*this, [](auto& own) -> std::optional<AbortReason> {
+            return own.abort_reason();
+        });
+    }
+
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
+        return ask(*this, [&](auto& own) { return own.set_deadline(deadline); });
+    }
+    /// Local. Ranks that wait for this one now wait for one more deadline from this call.
+    void keep_alive() {
+        ask(*this, [](auto& own) { own.keep_alive(); });
+    }
+    /// Local. The ranks that have not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing_ranks() const {
+        return ask(*this, [](auto& own) { return own.missing_ranks(); });
+    }
+
+private:
+    template <class Self>
+    [[nodiscard]] static auto& own_rank_of(Self& self) noexcept {
+        using Own = std::conditional_t<std::is_const_v<Self>, Derived const, Derived>;
+        return static_cast<Own&>(self).own_rank();
+    }
+    /// f(rank), while other threads are kept from the rank as HasWorks::hold() says.
+    template <class Self, class F>
+    static auto ask(Self& self, F const& f) {
+        auto& own = own_rank_of(self);
+        static_assert(Transport<std::remove_cvref_t<decltype(own)>>);
+        [[maybe_unused]] auto const held = own.hold();
+        return f(own);
+    }
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/communicator/shared_memory/board/tuning.hpp
 
 /// @file
@@ -23582,35 +23663,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// message. Count and dtype must be the same on both sides, else Mismatch on both. The communicators'
 /// own docstrings describe the guarantees.
 template <class Rank, class Work>
-class BoardCommunicator : public Collectives<BoardCommunicator<Rank, Work>, Work>,
+class BoardCommunicator : public RankMembers<BoardCommunicator<Rank, Work>>,
+                          public Collectives<BoardCommunicator<Rank, Work>, Work>,
                           public Messages<BoardCommunicator<Rank, Work>, Work> {
 public:
     BoardCommunicator(BoardCommunicator const&) = delete;
     BoardCommunicator& operator=(BoardCommunicator const&) = delete;
-
-    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
-    [[nodiscard]] int size() const noexcept { return rank_.size(); }
-
-    /// Local. The first reason wins; every wait that can no longer complete throws it.
-    void abort(AbortReason const& reason) { own_rank().abort(reason); }
-    [[nodiscard]] bool is_aborted() const { return rank_.group().is_aborted(rank()); }
-    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
-        return rank_.group().abort_reason(rank());
-    }
-
-    [[nodiscard]] bool is_renumbered() const noexcept {
-        return rank_.group().board().is_renumbered();
-    }
-
-    /// Local; for waits that start later. Returns the deadline that was in force.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        return rank_.set_deadline(deadline);
-    }
-    /// Local. Ranks that wait for this one now wait for one more deadline from this call.
-    void keep_alive() { own_rank().keep_alive(); }
-
-    /// Local. The ranks that have not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
     /// For reducers: see has_sum_of_pieces.
     [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
@@ -23645,19 +23703,22 @@ protected:
     Rank rank_;
 
 private:
+    friend class RankMembers<BoardCommunicator>;
     friend class BasicCollectives<BoardCommunicator, Work>;
     friend class Messages<BoardCommunicator, Work>;
 
     Unwinding unwinding_;
 
+    [[nodiscard]] Rank& own_rank() noexcept { return rank_; }
+    [[nodiscard]] Rank const& own_rank() const noexcept { return rank_; }
     /// @throws ContractViolation  this is a process that the rank has forked.
-    Rank& own_rank() {
-        rank_.require_here(rank());
+    [[nodiscard]] Rank& rank_here() {
+        rank_.require_here(rank_.rank());
         return rank_;
     }
-    Work post(Request const& request) { return {rank_, own_rank().post(request)}; }
+    Work post(Request const& request) { return {rank_, rank_here().post(request)}; }
     Work post_message(bool is_send, int peer, int tag, Buffer buffer) {
-        return {rank_, own_rank().post_message(is_send, peer, tag, buffer)};
+        return {rank_, rank_here().post_message(is_send, peer, tag, buffer)};
     }
 };
 
@@ -23681,7 +23742,7 @@ BoardCommunicator<Rank, Work>::~BoardCommunicator() {
     if (unwinding_.has_begun()) {
         abort_for_exception(rank_, "the scope of its communicator");
     }
-    rank_.group().leave(rank());
+    rank_.group().leave(rank_.rank());
 }
 
 template <class Rank, class Work>
@@ -23689,16 +23750,16 @@ typename BoardCommunicator<Rank, Work>::Slot
 BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
     check_color(color);
     auto const gather = [&](ConstBuffer in, Buffer out) { // errors call it split
-        Request request = RequestsOf{rank(), size()}.all_gather(in, out);
+        Request request = RequestsOf{rank_.rank(), rank_.size()}.all_gather(in, out);
         request.signature.collective = split_collective;
         post(request).wait();
     };
     GroupChoice const mine{color, key};
-    std::vector<GroupChoice> all(as_index(size()));
+    std::vector<GroupChoice> all(as_index(rank_.size()));
     gather({&mine, 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32});
     std::vector<int> const members = members_of(all, color);
     int const maker = members.front();
-    std::uint64_t const made = rank() == maker ? rank_.make_group(members) : 0;
+    std::uint64_t const made = rank_.rank() == maker ? rank_.make_group(members) : 0;
     std::vector<std::uint64_t> places(all.size());
     gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64});
     std::uint64_t const place = places[as_index(maker)];
@@ -23711,7 +23772,7 @@ BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
             " ranks: wait for what is under way, or leave groups before making new ones"
         )};
     }
-    auto const slot = std::find(members.begin(), members.end(), rank());
+    auto const slot = std::find(members.begin(), members.end(), rank_.rank());
     return {rank_.group().group_at(place), static_cast<int>(slot - members.begin())};
 }
 
@@ -24758,6 +24819,21 @@ public:
     /// Whether other ranks can reach the buffer itself. A message is not copied then.
     [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
         return storage_->memory().reaches(buffer);
+    }
+
+    /// @throws ContractViolation  this is a process that the rank has forked; so does keep_alive().
+    void abort(AbortReason const& reason) {
+        this->require_here(this->rank());
+        Base::abort(reason);
+    }
+    [[nodiscard]] bool is_aborted() const { return group_.is_aborted(this->rank()); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
+        return group_.abort_reason(this->rank());
+    }
+    [[nodiscard]] bool is_renumbered() const noexcept { return group_.board().is_renumbered(); }
+    void keep_alive() {
+        this->require_here(this->rank());
+        Base::keep_alive();
     }
 
     /// Makes a group of these ranks of this group, in their order; this rank is the first. Returns

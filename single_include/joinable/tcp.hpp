@@ -2631,7 +2631,8 @@ struct TcpSurroundings {
 /// sent when the rank waits, tests or posts.
 ///
 /// An abort, a rank that leaves, and one that dies reach all others at once, even while they
-/// compute. A machine that acknowledges nothing for 30 s is out of reach; a process that is stopped
+/// compute. abort() returns when rank 0 has reported the winning reason, and missing_ranks() asks it; if it does not
+/// answer, both return after the rank's patience. A machine that acknowledges nothing for 30 s is out of reach; a process that is stopped
 /// is not. Both are noticed at the deadline, too. If rank 0 is stopped, it answers nobody: each rank
 /// throws TimedOut after its deadline and then its patience (see TcpOptions). If rank 0 dies, a
 /// collective may have completed on some ranks only.
@@ -2642,7 +2643,8 @@ struct TcpSurroundings {
 /// it ends, and its calls throw ContractViolation.
 ///
 /// A collective of more than 1 GiB throws ContractViolation before any data moves.
-class TcpCommunicator : public detail::BasicCollectives<TcpCommunicator, TcpWork> {
+class TcpCommunicator : public detail::RankMembers<TcpCommunicator>,
+                        public detail::BasicCollectives<TcpCommunicator, TcpWork> {
 public:
     static constexpr std::string_view transport = "tcp";
     /// Whether a launcher started this process and says where rank 0 is. Local.
@@ -2676,27 +2678,6 @@ public:
     /// if a rank does not answer.
     ~TcpCommunicator();
 
-    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
-    [[nodiscard]] int size() const noexcept { return rank_.size(); }
-
-    /// Local. The first reason wins; every wait that can no longer complete throws it. Returns when
-    /// rank 0 has reported the winning reason, or after its patience if rank 0 does not answer.
-    void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_aborted() const { return rank_.is_aborted(); }
-    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return rank_.abort_reason(); }
-    [[nodiscard]] bool is_renumbered() const noexcept { return rank_.is_renumbered(); }
-
-    /// Local; for waits that start later. Returns the deadline that was in force.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        return rank_.set_deadline(deadline);
-    }
-    /// Local. Ranks that wait for this one now wait for one more deadline from this call.
-    void keep_alive() { rank_.keep_alive(); }
-
-    /// Local, but asks rank 0. The ranks that have not arrived in this rank's oldest unfinished
-    /// collective.
-    [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
-
 private:
     /// The two ends of the connection between rank 0 and its hub.
     struct Ends {
@@ -2724,6 +2705,8 @@ private:
     static detail::Socket connect(TcpOptions options, detail::TcpSurroundings const& around);
     static Ends connected();
 
+    friend class detail::RankMembers<TcpCommunicator>;
+    [[nodiscard]] detail::TcpRank& own_rank() const noexcept { return rank_; }
     friend class detail::BasicCollectives<TcpCommunicator, TcpWork>;
     friend struct detail::TcpInside;
     TcpWork post(detail::Request const& request) { return post(request, request.signature); }

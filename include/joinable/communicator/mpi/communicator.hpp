@@ -20,6 +20,7 @@
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/shared_mapping.hpp>
+#include <joinable/communicator/detail/transport.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/environment.hpp>
 #include <joinable/communicator/mpi/detail/api.hpp>
@@ -61,13 +62,14 @@ using MpiWork = detail::WorkOf<detail::MpiRank, std::reference_wrapper<detail::M
 /// has more than 117 collectives open, compared ones (MpiOptions::check), ones with counts, or a
 /// send. It also fails if a collective is complete on all ranks that have posted it.
 ///
-/// If two ranks abort at the same moment, others may hear of either first, so ranks may throw
-/// different reasons. MPI handles the death of a rank: mpirun ends the job. This library never
+/// The first reason that a rank receives wins there. If two ranks abort at the same moment, others may hear of
+/// either first, so ranks may throw different reasons. MPI handles the death of a rank: mpirun ends the job. This library never
 /// calls MPI_Abort.
 ///
 /// A wait ends at the deadline. The rank then asks the others what they have posted. Ranks that do
 /// not answer within the patience are named as missing: they neither wait nor test here, and have no
-/// ProgressThread.
+/// ProgressThread. missing_ranks() asks and names them in the same way. Calls of keep_alive() are cheap: at most ten
+/// per deadline, and one per second, send a message; the others wait longer from when they learn of it.
 ///
 /// MPI errors become CommunicationError with MPI's text. But Open MPI and MPICH raise some errors of
 /// waits at MPI_COMM_WORLD. These end the job unless the program has set MPI_ERRORS_RETURN there.
@@ -82,7 +84,8 @@ using MpiWork = detail::WorkOf<detail::MpiRank, std::reference_wrapper<detail::M
 /// need communicators that were each constructed from one of MPI's, for example from
 /// native_handle(). Aborts do not pass between these. If several threads use MPI, it must be
 /// initialised with MPI_THREAD_MULTIPLE.
-class MpiCommunicator : public detail::Collectives<MpiCommunicator, MpiWork>,
+class MpiCommunicator : public detail::RankMembers<MpiCommunicator>,
+                        public detail::Collectives<MpiCommunicator, MpiWork>,
                         public detail::Messages<MpiCommunicator, MpiWork> {
 public:
     static constexpr std::string_view transport = "mpi";
@@ -136,28 +139,8 @@ public:
         }
     }
 
-    [[nodiscard]] int rank() const noexcept { return rank_->rank(); }
-    [[nodiscard]] int size() const noexcept { return rank_->size(); }
     /// The communicator on which collectives run. This object keeps ownership.
     [[nodiscard]] MPI_Comm native_handle() const noexcept { return rank_->data(); }
-
-    /// Local. The first reason that this rank receives wins; every wait that is not complete throws
-    /// it.
-    void abort(AbortReason const& reason) { held()->abort(reason); }
-    [[nodiscard]] bool is_aborted() const { return held()->is_aborted(); }
-    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return held()->abort_reason(); }
-    [[nodiscard]] bool is_renumbered() const noexcept { return rank_->is_renumbered(); }
-
-    /// Local; for waits that start later. Returns the deadline that was in force.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        return held()->set_deadline(deadline);
-    }
-    /// Local. Ranks that wait for this one wait for one more deadline from when they learn of it.
-    /// Calls are cheap: at most ten per deadline, and one per second, send a message.
-    void keep_alive() { held()->keep_alive(); }
-    /// Local, but asks the others for up to the patience. The ranks that have not posted this rank's
-    /// oldest unfinished collective, and those that do not answer because they neither wait nor test.
-    [[nodiscard]] std::vector<int> missing_ranks() const { return held()->missing_ranks(); }
 
     /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
     /// then by their rank here. The group inherits deadline and options. Aborting this communicator
@@ -298,6 +281,8 @@ private:
         return here == size();
     }
 
+    friend class detail::RankMembers<MpiCommunicator>;
+    [[nodiscard]] detail::MpiRank& own_rank() const noexcept { return *rank_; }
     friend class detail::BasicCollectives<MpiCommunicator, MpiWork>;
     MpiWork post(detail::Request const& request) { return {*rank_, held()->post(request)}; }
     friend class detail::Messages<MpiCommunicator, MpiWork>;

@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -15,6 +14,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/detail/transport.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/arenas.hpp>
 #include <joinable/communicator/nccl/detail/calls.hpp>
@@ -55,19 +55,23 @@ class NcclGraph;
 /// throw ContractViolation before any data moves. NCCL determines the order of sums. The factor of a
 /// scaled sum is rounded to the dtype: see ScalesSums.
 ///
+/// abort() ends outstanding work here and, over the control communicator, on all ranks. It frees NCCL's handle; an engine
+/// that owns it must not destroy it. If the control communicator does not model TellsReason, abort_reason() is empty until
+/// a call has thrown. Waits for collectives learn of keep_alive() if the control communicator models SharesMemory and its
+/// ranks are on one machine, else missing_ranks() is empty; waits of the control communicator learn of it if that models
+/// RenewsDeadline. If it models neither, keep_alive() throws ContractViolation.
+///
 /// Messages are not compared by `check`, not even in count and dtype. NCCL has no tags: messages between
 /// two ranks match in the order of the calls, whatever their tags. Two ranks that send to each other must
 /// do so in a group().
-class NcclCollectives : public detail::Collectives<NcclCollectives, NcclWork>,
+class NcclCollectives : public detail::RankMembers<NcclCollectives>,
+                        public detail::Collectives<NcclCollectives, NcclWork>,
                         public detail::Messages<NcclCollectives, NcclWork> {
 public:
     using device_type = CudaDevice;
 
     NcclCollectives(NcclCollectives const&) = delete;
     NcclCollectives& operator=(NcclCollectives const&) = delete;
-
-    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
-    [[nodiscard]] int size() const noexcept { return rank_.size(); }
 
     [[nodiscard]] int device() const noexcept { return rank_.device(); }
     /// Null once the communicator is aborted.
@@ -138,14 +142,6 @@ public:
         rank_.synchronize();
     }
 
-    /// Local. Ends outstanding work here and, over the control communicator, on all ranks. The
-    /// first reason wins. NCCL's handle is freed. An engine that owns it must not destroy it.
-    void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_aborted() const { return rank_.is_aborted(); }
-    /// Local. If the control communicator does not model TellsReason, empty until a call has thrown.
-    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return rank_.abort_reason(); }
-    [[nodiscard]] bool is_renumbered() const { return rank_.control().is_renumbered(); }
-
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         if (device_memory_) {
@@ -153,15 +149,6 @@ public:
         }
         return rank_.set_deadline(deadline);
     }
-    /// Local. Reports that this rank is still working: ranks that wait for it wait for one more
-    /// deadline from now. Waits for collectives learn of it if the control communicator models
-    /// SharesMemory and its ranks are on one machine; waits of the control communicator do if it models
-    /// RenewsDeadline.
-    /// @throws ContractViolation  it models neither.
-    void keep_alive() { rank_.keep_alive(); }
-    /// Local. The ranks that have not posted this rank's oldest unfinished collective. Empty if the
-    /// control communicator does not model SharesMemory, or its ranks are on several machines.
-    [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
 protected:
     NcclCollectives(std::unique_ptr<detail::NcclControl> control, NcclOptions const& options)
@@ -180,6 +167,9 @@ protected:
 
 private:
     friend class detail::NcclGraph;
+    friend class detail::RankMembers<NcclCollectives>;
+    [[nodiscard]] detail::NcclRank& own_rank() noexcept { return rank_; }
+    [[nodiscard]] detail::NcclRank const& own_rank() const noexcept { return rank_; }
     friend class detail::BasicCollectives<NcclCollectives, NcclWork>;
     friend class detail::Messages<NcclCollectives, NcclWork>;
 

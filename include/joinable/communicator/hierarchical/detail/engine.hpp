@@ -65,6 +65,7 @@ public:
     [[nodiscard]] AnyInterface& local() const noexcept { return local_; }
     [[nodiscard]] Machines const& machines() const noexcept { return machines_; }
     [[nodiscard]] int rank() const { return machines_.first_of(machines_.own()) + local_.rank(); }
+    [[nodiscard]] int size() const noexcept { return machines_.ranks(); }
 
     /// Returns the collective's number, for the other members.
     /// @throws the error that ended the engine.

@@ -108,6 +108,7 @@ public:
 
     // -- failures -------------------------------------------------------------------------------------
 
+    [[nodiscard]] bool is_renumbered() const { return control_->is_renumbered(); }
     [[nodiscard]] bool is_aborted() const { return failure_ || control_->is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const {
         return failure_ ? failure_ : control_->abort_reason();

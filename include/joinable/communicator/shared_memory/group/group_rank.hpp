@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,21 @@ public:
     /// Whether other ranks can reach the buffer itself. A message is not copied then.
     [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
         return storage_->memory().reaches(buffer);
+    }
+
+    /// @throws ContractViolation  this is a process that the rank has forked; so does keep_alive().
+    void abort(AbortReason const& reason) {
+        this->require_here(this->rank());
+        Base::abort(reason);
+    }
+    [[nodiscard]] bool is_aborted() const { return group_.is_aborted(this->rank()); }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const {
+        return group_.abort_reason(this->rank());
+    }
+    [[nodiscard]] bool is_renumbered() const noexcept { return group_.board().is_renumbered(); }
+    void keep_alive() {
+        this->require_here(this->rank());
+        Base::keep_alive();
     }
 
     /// Makes a group of these ranks of this group, in their order; this rank is the first. Returns

@@ -270,9 +270,14 @@ MUTATIONS = [
         "interop/torch.test.cpp", "handles and views of gradients outlive*",
     ),
     Mutation(
-        "buffers-without-a-dtype-are-refused", "interop/torch.hpp",
-        "return is_bytes(b) ? DType::u8 : Traits::dtype(b.tensor);", "return Traits::dtype(b.tensor);",
-        "interop/torch.test.cpp", "buffers of complex*",
+        "bools-of-torch-are-bytes", "interop/torch_tensor.hpp",
+        "case c10::ScalarType::Bool: return DType::boolean;", "case c10::ScalarType::Bool: return DType::u8;",
+        "interop/torch.test.cpp", "tensors of bools have no sum*",
+    ),
+    Mutation(
+        "complex-tensors-of-torch-are-refused", "interop/torch_tensor.hpp",
+        "    case c10::ScalarType::ComplexDouble: return DType::c128;\n", "",
+        "interop/torch.test.cpp", "complex parameters are averaged*",
     ),
     Mutation(
         "ignored-parameters-are-averaged", "interop/torch.hpp",

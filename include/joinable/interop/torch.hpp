@@ -120,11 +120,6 @@ struct NamedTorchTensor {
     bool is_sparse = false;                 ///< its gradient is rows
     at::Tensor indices = {}, values = {};   ///< of the rows that were read last
 };
-/// A buffer of a module. One whose elements the adapter does not take, such as complex ones, is its bytes: a
-/// buffer is only copied.
-struct TorchBuffer {
-    at::Tensor tensor; ///< shares the module's memory
-};
 
 }}} // namespace joinable::v0::detail
 
@@ -191,40 +186,6 @@ struct parameter_traits<detail::NamedTorchTensor> {
                                       options.layout(c10::kSparse)
         )
                                       ._coalesced_(true);
-    }
-};
-
-template <>
-struct tensor_traits<detail::TorchBuffer> {
-    using Traits = tensor_traits<at::Tensor>;
-
-    static DType dtype(detail::TorchBuffer const& b) {
-        return is_bytes(b) ? DType::u8 : Traits::dtype(b.tensor);
-    }
-    static void* data(detail::TorchBuffer const& b) { return Traits::data(b.tensor); }
-    static Shape extents(detail::TorchBuffer const& b) {
-        return is_bytes(b) ? Shape{b.tensor.nbytes()}
-                           : Shape(detail::shape_of(Traits::extents(b.tensor)));
-    }
-    static Shape strides(detail::TorchBuffer const& b) {
-        return is_bytes(b) ? Shape{1} : Shape(detail::shape_of(Traits::strides(b.tensor)));
-    }
-    static DeviceId device(detail::TorchBuffer const& b) { return Traits::device(b.tensor); }
-
-private:
-    static bool is_bytes(detail::TorchBuffer const& b) {
-        at::Tensor const& tensor = detail::strided(b.tensor);
-        if (tensor.is_quantized() || detail::known_dtype_of_torch(tensor.scalar_type())) {
-            return false;
-        }
-        if (!tensor.is_non_overlapping_and_dense()) {
-            throw ContractViolation{detail::concat(
-                "a buffer has elements of type ",
-                c10::toString(tensor.scalar_type()),
-                ", which travel as bytes, with gaps between them; make it contiguous()"
-            )};
-        }
-        return true;
     }
 };
 
@@ -638,9 +599,9 @@ void check_names(Module& module, DataParallelOptions const& options) {
 
 template <class Module>
 BufferList buffers_of(Module& module, std::vector<std::string> const& ignore = {}) {
-    std::vector<TorchBuffer> tensors;
+    std::vector<at::Tensor> tensors;
     for (NamedTorchTensor const& buffer : distinct_tensors(module.named_buffers(), ignore)) {
-        tensors.push_back({buffer.tensor});
+        tensors.push_back(buffer.tensor);
     }
     return joinable::buffers(std::move(tensors));
 }
@@ -685,7 +646,7 @@ BufferList buffers(Module&& module) {
 /// | forward() in NoGradGuard               | an evaluation: nothing is averaged                               |
 /// | parameters that the outputs do not use | with DataParallelOptions::find_unused, read off their graph      |
 /// | gradient penalties, autograd::grad()   | nothing is averaged until a backward pass adds to gradients      |
-/// | buffers of any type                    | take rank 0's; complex ones and kShort travel as bytes            |
+/// | buffers, frozen parameters             | take rank 0's, of any type that torch_tensor.hpp lists           |
 /// | Embedding, EmbeddingBag, sparse(true)  | send the rows that they have; p.grad() is then the average of    |
 /// |                                        | them, coalesced, in memory of its own; not on CUDA. Others whose |
 /// |                                        | gradients are sparse are named in DataParallelOptions::sparse    |

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +12,6 @@
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/parameter.hpp>
-#include <joinable/tensor/reduce_op.hpp>
 #include <joinable/tensor/traits.hpp>
 
 /// @file
@@ -31,14 +29,15 @@
 /// undefined: copy what you keep, and keep no handle of it. joinable::torch::DistributedDataParallel
 /// leaves gradients in their own memory instead.
 ///
-/// | torch               | joinable  | torch                          | joinable                                |
-/// |---------------------|-----------|--------------------------------|-----------------------------------------|
-/// | kFloat, kDouble     | f32, f64  | kInt, kLong                    | i32, i64                                |
-/// | kHalf, kBFloat16    | f16, bf16 | channels_last, views           | their strides                           |
-/// | kChar, kByte, kBool | i8, u8, u8 | sparse, quantised, complex    | ContractViolation; complex buffers of a |
-/// |                     |           |                                | module are sent as bytes                |
+/// | torch                         | joinable      | torch                        | joinable          |
+/// |-------------------------------|---------------|------------------------------|-------------------|
+/// | kFloat, kDouble               | f32, f64      | kShort, kInt, kLong          | i16, i32, i64     |
+/// | kHalf, kBFloat16              | f16, bf16     | kUInt16, kUInt32, kUInt64    | u16, u32, u64     |
+/// | kChar, kByte, kBool           | i8, u8, boolean | channels_last, views       | their strides     |
+/// | kComplexFloat, kComplexDouble | c64, c128     | 8-bit floats, kComplexHalf,  | ContractViolation |
+/// |                               |               | sparse, quantised            |                   |
 ///
-/// kBool has no sum: reduce it by another operation.
+/// ReduceOp says which of these are reduced by which operation: kBool has no sum.
 
 namespace joinable { inline namespace v0 {
 
@@ -59,30 +58,45 @@ inline at::Tensor const& strided(at::Tensor const& tensor) {
     return tensor;
 }
 
-[[nodiscard]] inline std::optional<DType> known_dtype_of_torch(c10::ScalarType type) {
+/// Whether `type` has elements T. libtorch before 2.3 has no unsigned integers but kByte.
+template <class T>
+[[nodiscard]] constexpr bool is_torch_type(c10::ScalarType type) {
+    if constexpr (requires { c10::CppTypeToScalarType<T>::value; }) {
+        return type == c10::CppTypeToScalarType<T>::value;
+    } else {
+        return false;
+    }
+}
+[[nodiscard]] inline DType dtype_of_torch(c10::ScalarType type) {
     switch (type) {
     case c10::ScalarType::Float: return DType::f32;
     case c10::ScalarType::Double: return DType::f64;
     case c10::ScalarType::Half: return DType::f16;
     case c10::ScalarType::BFloat16: return DType::bf16;
     case c10::ScalarType::Char: return DType::i8;
-    case c10::ScalarType::Byte:
-    case c10::ScalarType::Bool: return DType::u8;
+    case c10::ScalarType::Byte: return DType::u8;
+    case c10::ScalarType::Bool: return DType::boolean;
+    case c10::ScalarType::Short: return DType::i16;
     case c10::ScalarType::Int: return DType::i32;
     case c10::ScalarType::Long: return DType::i64;
-    default: return std::nullopt;
-    }
-}
-[[nodiscard]] inline DType dtype_of_torch(c10::ScalarType type) {
-    auto const dtype = known_dtype_of_torch(type);
-    if (!dtype) {
+    case c10::ScalarType::ComplexFloat: return DType::c64;
+    case c10::ScalarType::ComplexDouble: return DType::c128;
+    default:
+        if (is_torch_type<std::uint16_t>(type)) {
+            return DType::u16;
+        }
+        if (is_torch_type<std::uint32_t>(type)) {
+            return DType::u32;
+        }
+        if (is_torch_type<std::uint64_t>(type)) {
+            return DType::u64;
+        }
         throw ContractViolation{concat(
             "a torch::Tensor has elements of type ",
             c10::toString(type),
             ", which this adapter does not take; convert it with to(torch::kFloat) or the like"
         )};
     }
-    return *dtype;
 }
 
 } // namespace detail
@@ -106,14 +120,6 @@ struct tensor_traits<at::Tensor> {
             )};
         }
         return {DeviceKind::cuda, device.index()};
-    }
-    static void check_reduction(at::Tensor const& t, ReduceOp op) {
-        if (op == ReduceOp::sum && t.scalar_type() == c10::ScalarType::Bool) {
-            throw ContractViolation{
-                "a torch::Tensor of type Bool has no sum, as 1 + 1 is no bool; reduce it by bit_or or max (is it "
-                "true anywhere) or by bit_and or min (everywhere), or convert it with to(torch::kInt)"
-            };
-        }
     }
 };
 

@@ -54,9 +54,17 @@ TEST_CASE("a torch tensor has the dtype, extents and strides that torch gives it
     CHECK(view(torch::zeros({2}, torch::kBFloat16)).dtype() == DType::bf16);
     CHECK(view(torch::zeros({2}, torch::kChar)).dtype() == DType::i8);
     CHECK(view(torch::zeros({2}, torch::kByte)).dtype() == DType::u8);
-    CHECK(view(torch::zeros({2}, torch::kBool)).dtype() == DType::u8);
+    CHECK(view(torch::zeros({2}, torch::kBool)).dtype() == DType::boolean);
+    CHECK(view(torch::zeros({2}, torch::kShort)).dtype() == DType::i16);
     CHECK(view(torch::zeros({2}, torch::kInt)).dtype() == DType::i32);
     CHECK(view(torch::zeros({2}, torch::kLong)).dtype() == DType::i64);
+    CHECK(view(torch::zeros({2}, torch::kComplexFloat)).dtype() == DType::c64);
+    CHECK(view(torch::zeros({2}, torch::kComplexDouble)).dtype() == DType::c128);
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 3)
+    CHECK(view(torch::empty({2}, torch::kUInt16)).dtype() == DType::u16);
+    CHECK(view(torch::empty({2}, torch::kUInt32)).dtype() == DType::u32);
+    CHECK(view(torch::empty({2}, torch::kUInt64)).dtype() == DType::u64);
+#endif
     Tensor const scalar = torch::tensor(3.0);
     CHECK((view(scalar).numel() == 1 && view(scalar).extents() == Shape{}));
     Tensor const image = torch::zeros({2, 3, 4, 5}).contiguous(torch::MemoryFormat::ChannelsLast);
@@ -73,16 +81,24 @@ TEST_CASE("a torch tensor whose elements cannot be read as they lie is refused")
          {Tensor{},
           floats.to_sparse(),
           torch::imag(torch::complex(floats, floats).conj()), // a view that negates
-          torch::zeros({2}, torch::kShort),
-          torch::zeros({2}, torch::kComplexFloat),
+          torch::empty({2}, torch::kComplexHalf),
           torch::zeros({2}, torch::TensorOptions{torch::kMeta})}) {
         CHECK_THROWS_AS((void)joinable::AnyView{refused}, ContractViolation);
     }
-    CHECK_THROWS_WITH(
-        (void)joinable::AnyView{torch::zeros({2}, torch::kShort)},
-        "a torch::Tensor has elements of type Short, which this adapter does not take; convert it with "
-        "to(torch::kFloat) or the like"
-    );
+    auto const refused_by_name = [](c10::ScalarType type, std::string const& name) {
+        CHECK_THROWS_WITH_AS(
+            (void)joinable::AnyView{torch::empty({2}, type)},
+            ("a torch::Tensor has elements of type " + name +
+             ", which this adapter does not take; convert it with to(torch::kFloat) or the like")
+                .c_str(),
+            ContractViolation
+        );
+    };
+    refused_by_name(torch::kComplexHalf, "ComplexHalf");
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 3)
+    refused_by_name(torch::kFloat8_e5m2, "Float8_e5m2");
+    refused_by_name(torch::kFloat8_e4m3fn, "Float8_e4m3fn");
+#endif
 }
 
 TEST_CASE("collectives take torch tensors, and refuse those with gaps") {
@@ -103,8 +119,8 @@ TEST_CASE("tensors of bools have no sum, but other reductions, and travel") {
         Tensor flag = flags[0].clone();
         Tensor const all = torch::zeros({2 * comm.size()}, torch::kBool);
         char const* const text =
-            "a torch::Tensor of type Bool has no sum, as 1 + 1 is no bool; reduce it by bit_or or max (is it true "
-            "anywhere) or by bit_and or min (everywhere), or convert it with to(torch::kInt)";
+            "a reduction of booleans is min, max, bit_and or bit_or, but was given sum of boolean; convert the "
+            "elements to i32 to count them";
         CHECK_THROWS_WITH_AS(joinable::all_reduce(comm, flag).wait(), text, ContractViolation);
         CHECK_THROWS_WITH_AS(
             joinable::reduce(comm, flag, ReduceOp::sum, 0).wait(), text, ContractViolation
@@ -814,7 +830,7 @@ TEST_CASE("a pass that returns a reference gives that reference") {
     });
 }
 
-TEST_CASE("buffers of complex and 16-bit integers take rank 0's elements") {
+TEST_CASE("buffers and frozen parameters of any type take rank 0's elements") {
     run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
         ReturnsParameter model;
         model->table.fill_(c10::complex<double>{1.5 + comm.rank(), -2});
@@ -831,17 +847,77 @@ TEST_CASE("buffers of complex and 16-bit integers take rank 0's elements") {
             model->table, torch::full({2, 2}, c10::complex<double>{0, 7}, torch::kComplexDouble)
         ));
     });
-    joinable::SelfCommunicator alone;
-    ReturnsParameter model;
-    model->named_buffers()["table"].set_data(
-        torch::zeros({2, 4}, torch::kComplexDouble).slice(1, 0, 4, 2)
-    );
-    CHECK_THROWS_WITH_AS(
-        (joinable::torch::DistributedDataParallel{alone, model}),
-        "a buffer has elements of type ComplexDouble, which travel as bytes, with gaps between them; make it "
-        "contiguous()",
-        joinable::ContractViolation
-    );
+    auto const all_types = {
+        torch::kByte,
+        torch::kChar,
+        torch::kShort,
+        torch::kInt,
+        torch::kLong,
+        torch::kBool,
+        torch::kHalf,
+        torch::kBFloat16,
+        torch::kFloat,
+        torch::kDouble,
+        torch::kComplexFloat,
+        torch::kComplexDouble
+    };
+    run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+        auto const values = [](c10::ScalarType type, int rank) {
+            return torch::arange(6).add(rank).remainder(5).to(type).reshape({2, 3});
+        };
+        torch::nn::Linear model{2, 1};
+        for (auto const type : all_types) {
+            std::string const name = c10::toString(type);
+            Tensor const mine = values(type, comm.rank());
+            model->register_buffer("buffer" + name, mine.clone());
+            model->register_buffer("gaps" + name, torch::stack({mine, mine}, 2).select(2, 0).t());
+            model->register_parameter("frozen" + name, mine.clone(), false);
+        }
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        auto const buffers = model->named_buffers();
+        auto const parameters = model->named_parameters();
+        for (auto const type : all_types) {
+            std::string const name = c10::toString(type);
+            CAPTURE(name);
+            Tensor const expected = values(type, 0);
+            CHECK(torch::equal(buffers["buffer" + name], expected));
+            CHECK(torch::equal(buffers["gaps" + name], expected.t()));
+            CHECK(torch::equal(parameters["frozen" + name], expected));
+        }
+    });
+}
+
+TEST_CASE("complex parameters are averaged as PyTorch does, by their parts") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        struct Phase : torch::nn::Module {
+            explicit Phase(c10::ScalarType type)
+                : weight{register_parameter("weight", torch::ones({3}, type))} {}
+            Tensor forward(Tensor const& inputs) { return torch::real(weight * inputs).sum(); }
+            Tensor weight;
+        };
+        for (auto const type : {torch::kComplexFloat, torch::kComplexDouble}) {
+            Phase model{type};
+            torch::optim::SGD optimizer{model.parameters(), torch::optim::SGDOptions{0.0}};
+            joinable::torch::DistributedDataParallel ddp{comm, model};
+            joinable::torch::Step step{comm, optimizer};
+            joinable::Join guard{joinable::participants(ddp, step)};
+            for (int round = 0; round <= comm.rank();
+                 ++round) { // the last rank has the last round alone
+                model.zero_grad();
+                ddp.forward(torch::full({3}, c10::complex<double>{8.0 * comm.rank(), 8}, type))
+                    .backward();
+                double real = 0, imaginary = 0; // d/dw of Re(w x) is the conjugate of x
+                for (int rank = round; rank < comm.size(); ++rank) {
+                    real += 8.0 * rank / comm.size();
+                    imaginary -= 8.0 / comm.size();
+                }
+                Tensor const error = model.weight.grad() - c10::complex<double>{real, imaginary};
+                CHECK(torch::abs(error).max().item<double>() < 1e-5);
+                step.step();
+            }
+            guard.finish();
+        }
+    });
 }
 
 // ---- what goes wrong

@@ -569,7 +569,7 @@ MUTATIONS = [
         "communicator/hierarchical/communicator.test.cpp", "a deadline that one level*",
     ),
     Mutation(
-        "a-fork-does-not-wait-for-a-connection-that-is-made", "communicator/tcp/detail/socket.hpp",
+        "a-fork-does-not-wait-for-a-connection-that-is-made", "communicator/detail/socket.hpp",
         "        ForkPause const pause;\n        socket.handle_ = make();\n        if (socket.is_open()) {",
         "        socket.handle_ = make();\n        ForkPause const pause;\n        if (socket.is_open()) {",
         "communicator/tcp/silence.test.cpp", "a process that is forked*",
@@ -753,12 +753,12 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "a process that a rank by TCP has forked*",
     ),
     Mutation(
-        "forked-processes-keep-connections", "communicator/tcp/detail/impl/socket.ipp",
+        "forked-processes-keep-connections", "communicator/detail/impl/socket.ipp",
         "                    ::close(handle);\n", "",
         "communicator/tcp/faults.test.cpp", "a rank that is killed is PeerFailed by TCP although*",
     ),
     Mutation(
-        "forked-processes-close-files-of-others", "communicator/tcp/detail/impl/socket.ipp",
+        "forked-processes-close-files-of-others", "communicator/detail/impl/socket.ipp",
         "if (forks == own.forks) {", "if (true) {",
         "communicator/tcp/faults.test.cpp", "a process that a rank by TCP has forked*",
     ),
@@ -811,13 +811,49 @@ MUTATIONS = [
     ),
     Mutation(
         "another-process-file-is-shared", "communicator/detail/shared_mapping.hpp",
-        "identity(file) != std::array{maker[device], maker[inode]}", "false",
+        "identity(own_view.number()) != std::array{maker[device], maker[inode]}", "false",
         "communicator/shared_buffer.test.cpp", "a rank that finds another file*",
     ),
     Mutation(
         "files-are-told-by-their-device-alone", "communicator/detail/shared_mapping.hpp",
         "static_cast<std::int64_t>(status.st_ino)", "std::int64_t{0}",
         "communicator/shared_buffer.test.cpp", "a rank that finds another file*",
+    ),
+    Mutation(
+        "wrong-secrets-open-shared-memory", "communicator/shared_handle.hpp",
+        "*got == sizeof told && told == secret_", "*got == sizeof told",
+        "communicator/shared_handle.test.cpp", "a wrong secret*",
+    ),
+    Mutation(
+        "half-a-secret-opens-shared-memory", "communicator/shared_handle.hpp",
+        "told == secret_", "told[0] == secret_[0]",
+        "communicator/shared_handle.test.cpp", "a wrong secret*",
+    ),
+    Mutation(
+        "other-users-get-shared-memory", "communicator/shared_handle.hpp",
+        "peer_user(client.socket) == ::geteuid()", "true",
+        "communicator/shared_handle.test.cpp", "another user*",
+    ),
+    Mutation(
+        "shared-memory-of-other-users-is-opened", "communicator/shared_handle.hpp",
+        "user != ::geteuid()", "!user",
+        "communicator/shared_handle.test.cpp", "another user*",
+    ),
+    Mutation(
+        "forked-processes-offer-what-they-do-not-serve", "communicator/shared_handle.hpp",
+        "if (!offer || !offer->is_here()) {", "if (!offer) {",
+        "communicator/shared_handle.test.cpp", "a forked process*",
+    ),
+    Mutation(
+        "handles-of-more-than-there-is-are-opened", "communicator/shared_handle.hpp",
+        "if (count() > size / element_bytes) {", "if (false) {",
+        "communicator/shared_handle.test.cpp", "a handle of nothing*",
+    ),
+    Mutation(
+        "silent-processes-keep-others-waiting", "communicator/shared_handle.hpp",
+        "if (clients_.size() == most_clients) {\n                clients_.erase(clients_.begin());",
+        "if (clients_.size() == most_clients) {\n                wait_for(clients_.front().socket, POLLIN, clients_.front().end); return;",
+        "communicator/shared_handle.test.cpp", "processes that connect*",
     ),
     Mutation(
         "a-limit-of-file-sizes-kills", "communicator/detail/shared_mapping.hpp",
@@ -882,7 +918,7 @@ MUTATIONS = [
         "communicator/tcp/meeting.test.cpp", "a rank 0 that may not open*",
     ),
     Mutation(
-        "a-refused-wait-is-no-error", "communicator/tcp/detail/impl/socket.ipp",
+        "a-refused-wait-is-no-error", "communicator/detail/impl/socket.ipp",
         "int const error = errno == EINTR ? 0 : errno;", "int const error = 0;",
         "communicator/tcp/meeting.test.cpp", "a rank 0 that the system lets no longer wait*",
     ),

@@ -4764,6 +4764,10 @@ public:
     /// Null if the arena has no bytes.
     [[nodiscard]] std::byte* data() const noexcept { return data_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+    /// The context, if the arena was made with this `release`; else null.
+    [[nodiscard]] void* context_of(Release release) const noexcept {
+        return release_ == release ? context_ : nullptr;
+    }
 
 private:
     static void free_block(void* block, std::byte*, std::size_t) noexcept {
@@ -25311,6 +25315,7 @@ private:
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25369,6 +25374,43 @@ private:
     int number_;
 };
 
+/// A new file of this size, without a name. None, and errno, if the system refuses.
+[[nodiscard]] inline FileHandle make_file(std::size_t bytes) noexcept {
+    FileHandle file{memfd_create("joinable", MFD_CLOEXEC)};
+    if (file.number() >= 0) {
+        if (int const error = resize_file(file.number(), bytes); error != 0) {
+            errno = error;
+            return FileHandle{-1};
+        }
+    }
+    return file;
+}
+
+/// A file of which an arena is the mapping. It stays open, so that other processes can get it.
+struct SharedFile {
+    FileHandle file;
+    Arena mapped = {};
+    std::shared_ptr<void> offer = {
+    }; ///< to other processes, once SharedBuffer::handle() was called
+
+    /// If the system refuses, returns an empty arena and sets errno.
+    [[nodiscard]] static Arena map(FileHandle file, std::size_t bytes) {
+        auto kept = std::make_unique<SharedFile>(SharedFile{std::move(file)});
+        kept->mapped = map_shared(bytes, kept->file.number());
+        std::byte* const data = kept->mapped.data();
+        return data == nullptr ? Arena{} : Arena{data, bytes, &release, kept.release()};
+    }
+    /// Null if the arena has another kind of memory.
+    [[nodiscard]] static SharedFile* of(Arena const& arena) noexcept {
+        return static_cast<SharedFile*>(arena.context_of(&release));
+    }
+
+private:
+    static void release(void* context, std::byte*, std::size_t) noexcept {
+        delete static_cast<SharedFile*>(context);
+    }
+};
+
 /// Memory that the processes of all ranks map, each at its own address. The system counts its
 /// mappings, so killing any process leaves nothing of it. Collective; blocks. Rank 0 makes a file
 /// without a name, and the others open it through rank 0's process. A process number may mean
@@ -25393,26 +25435,26 @@ template <class Comm>
         };
     };
     bool const is_maker = comm.rank() == 0;
-    FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
-    int const refused = made.number() < 0 ? errno : resize_file(made.number(), bytes);
-    auto const own = identity(made.number());
-    std::array<std::int64_t, words> maker{refused, getpid(), made.number(), own[0], own[1]};
+    FileHandle file = is_maker ? make_file(bytes) : FileHandle{-1};
+    int const refused = file.number() < 0 ? errno : 0;
+    auto const own = identity(file.number());
+    std::array<std::int64_t, words> maker{refused, getpid(), file.number(), own[0], own[1]};
     comm.broadcast({maker.data(), maker.size(), DType::i64}, 0).wait();
 
     Arena memory;
     auto failure = static_cast<std::int32_t>(maker[error]);
     if (failure == 0) {
         std::string const path = concat("/proc/", maker[process], "/fd/", maker[number]);
-        FileHandle const opened{
+        FileHandle opened{
             is_maker ? -1 : open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
         };
-        int const file = is_maker ? made.number() : opened.number();
-        if (file < 0) {
+        FileHandle& own_view = is_maker ? file : opened;
+        if (own_view.number() < 0) {
             failure = errno;
-        } else if (identity(file) != std::array{maker[device], maker[inode]}) {
+        } else if (identity(own_view.number()) != std::array{maker[device], maker[inode]}) {
             failure = ESTALE;
         } else {
-            memory = map_shared(bytes, file);
+            memory = SharedFile::map(std::move(own_view), bytes);
             failure = memory.data() != nullptr ? 0 : errno;
         }
     }
@@ -27094,7 +27136,17 @@ private:
 
 namespace joinable { inline namespace v0 {
 
+struct SharedHandle;
+
 namespace detail {
+
+template <class Handle>
+consteval void check_handle_header() {
+    static_assert(
+        requires { sizeof(Handle); },
+        "SharedBuffer: include <joinable/shared_memory.hpp> for handle() and open()"
+    );
+}
 
 template <class T>
 consteval void check_shared_element() {
@@ -27145,6 +27197,31 @@ public:
         return *this;
     }
     ~SharedBuffer() = default;
+
+    /// With <joinable/shared_memory.hpp>: a value by which other processes of this machine open the
+    /// same elements. Local. From the first call on, this process has a thread that gives them access,
+    /// until this buffer is destroyed or the process ends; afterwards those that have opened the
+    /// elements keep them, and nobody else can. One thread at a time calls it.
+    /// @throws ContractViolation   the elements are in the heap of this process, as those of thread ranks and
+    ///                             of a single rank are, or there are none.
+    /// @throws CommunicationError  the system refuses a socket or a thread.
+    template <class Handle = SharedHandle>
+    [[nodiscard]] Handle handle() const {
+        detail::check_handle_header<Handle>();
+        return Handle::of(memory_, count_, sizeof(T));
+    }
+    /// With <joinable/shared_memory.hpp>: the elements of a handle. Local; waits at most for `patience`. The
+    /// buffer on which handle() was called must live meanwhile, not afterwards.
+    /// @throws ContractViolation   the handle is empty, or of elements of another size.
+    /// @throws CommunicationError  that buffer no longer exists, is in another network namespace (as that of
+    ///                             another container), belongs to another user, does not answer, or was
+    ///                             made with another secret; or the system refuses the memory.
+    template <class Handle>
+    [[nodiscard]] static SharedBuffer
+    open(Handle const& handle, std::chrono::nanoseconds patience = std::chrono::seconds{10}) {
+        detail::check_handle_header<Handle>();
+        return {handle.open(sizeof(T), patience), handle.count()};
+    }
 
     [[nodiscard]] T* data() const noexcept { return reinterpret_cast<T*>(memory_.data()); }
     [[nodiscard]] std::size_t size() const noexcept { return count_; }
@@ -27503,10 +27580,15 @@ template <class T>
     if (count == 0) {
         return {};
     }
-    Arena memory = detail::map_shared(bytes);
+    detail::FileHandle file = detail::make_file(bytes);
+    bool const is_made = file.number() >= 0;
+    Arena memory = is_made ? detail::SharedFile::map(std::move(file), bytes) : Arena{};
     if (memory.data() == nullptr) {
         throw CommunicationError{detail::concat(
-            "expected ", bytes, " bytes of shared memory, but mmap says: ", std::strerror(errno)
+            "expected ",
+            bytes,
+            " bytes of shared memory, but the system says: ",
+            std::strerror(errno)
         )};
     }
     return {std::move(memory), count};

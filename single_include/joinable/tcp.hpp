@@ -103,20 +103,14 @@ private:
 
 #endif
 
-// ---- joinable/communicator/tcp/detail/socket.hpp
+// ---- joinable/communicator/detail/socket.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_SOCKET_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_SOCKET_HPP_PART_1
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 using TimePoint = std::chrono::steady_clock::time_point;
-
-/// How long one end of a connection waits for the other.
-struct TcpLimits {
-    /// For what normally takes no time: an answer of rank 0, a handshake, the last bytes of a rank
-    /// that leaves.
-    std::chrono::nanoseconds patience = std::chrono::seconds{5};
-    /// How long another machine may acknowledge nothing before it counts as lost.
-    std::chrono::nanoseconds silence = std::chrono::seconds{30};
-};
 
 /// Forks of this process wait while it lives. No Socket that is kept from children may be closed meanwhile.
 class ForkPause {
@@ -182,18 +176,6 @@ public:
         return ioctl(handle_, SIOCOUTQ, &left) != 0 || left == 0;
     }
 
-    /// Whether the other machine has not answered the data or the probe that was sent last, and for
-    /// how long no acknowledgement has come from it.
-    struct Acknowledgement {
-        bool is_due = false;
-        std::chrono::nanoseconds age = {};
-    };
-    [[nodiscard]] Acknowledgement acknowledgement() const noexcept;
-
-    /// The settings of every connection between ranks. Small messages are sent at once. While
-    /// nothing is on its way, the kernel notices an unreachable machine after 30 s; SilenceWatch
-    /// notices it otherwise.
-    void prepare_connection();
     void set(int level, int option, int value) const noexcept {
         ::setsockopt(handle_, level, option, &value, sizeof value);
     }
@@ -217,26 +199,6 @@ private:
     int forks_ = -1; ///< that had led to this process; -1: it is not kept from children
 };
 
-/// Notices that the other machine of a connection is lost: for `limit` it has acknowledged nothing,
-/// although an acknowledgement was due all that time. The kernel of a program that is stopped, or
-/// does not read, answers the probes of its shut window; TCP_USER_TIMEOUT would end that connection,
-/// too. Such probes come up to 2 min apart, so meanwhile a loss is noticed later.
-class SilenceWatch {
-public:
-    explicit SilenceWatch(std::chrono::nanoseconds limit = TcpLimits{}.silence) noexcept
-        : limit_{limit} {}
-
-    [[nodiscard]] TimePoint next_look() const noexcept { return next_; }
-    /// Looks when it is time. Bytes acknowledged between two looks count, so nothing is
-    /// lost because this process looks late.
-    [[nodiscard]] bool is_lost(Socket const& socket, TimePoint now) noexcept;
-
-private:
-    std::chrono::nanoseconds limit_;
-    TimePoint next_ = {};
-    std::optional<TimePoint> silent_since_; ///< the first look that found something due
-};
-
 /// Returns after an event, at `until`, or early. Returns 0, or why the system cannot wait.
 int wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept;
 inline void wait_for(Socket const& socket, short events, TimePoint until) noexcept {
@@ -246,15 +208,17 @@ inline void wait_for(Socket const& socket, short events, TimePoint until) noexce
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/tcp/detail/impl/socket.ipp
+#endif
+
+// ---- joinable/communicator/detail/impl/socket.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_IMPL_SOCKET_IPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_IMPL_SOCKET_IPP_PART_1
 
 #include <algorithm>
 #include <ctime>
 #include <mutex>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <vector>
 
@@ -341,43 +305,6 @@ JOINABLE_DEFINITION void Socket::close_handle(int handle, int forks) noexcept {
     }
 }
 
-JOINABLE_DEFINITION void Socket::prepare_connection() {
-    set(IPPROTO_TCP, TCP_NODELAY, 1);
-    set(SOL_SOCKET, SO_KEEPALIVE, 1);
-    set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
-    set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
-    set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-}
-
-JOINABLE_DEFINITION Socket::Acknowledgement Socket::acknowledgement() const noexcept {
-    tcp_info info{};
-    socklen_t size = sizeof info;
-    if (::getsockopt(handle_, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) {
-        return {}; // no TCP
-    }
-    // A machine without room drops data that it answers, so such data alone is not due; the kernel
-    // sends it again up to 2 min later.
-    bool const is_sent_since = info.tcpi_last_data_sent < info.tcpi_last_ack_recv;
-    return {
-        info.tcpi_probes != 0 || (info.tcpi_unacked != 0 && is_sent_since),
-        std::chrono::milliseconds{info.tcpi_last_ack_recv}
-    };
-}
-
-JOINABLE_DEFINITION bool SilenceWatch::is_lost(Socket const& socket, TimePoint now) noexcept {
-    if (now < next_) {
-        return false;
-    }
-    next_ = now + limit_ / 16;
-    Socket::Acknowledgement const last = socket.acknowledgement();
-    if (!last.is_due) {
-        silent_since_.reset();
-    } else if (!silent_since_ || now - last.age > *silent_since_) {
-        silent_since_ = now;
-    }
-    return silent_since_ && now - *silent_since_ >= limit_;
-}
-
 JOINABLE_DEFINITION int wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept {
     auto const left = std::clamp<std::chrono::nanoseconds>(
         until - std::chrono::steady_clock::now(), std::chrono::nanoseconds{0}, std::chrono::hours{1}
@@ -394,6 +321,105 @@ JOINABLE_DEFINITION int wait_for_any(std::span<pollfd> polled, TimePoint until) 
         one.revents = 0;
     }
     return error;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
+// ---- joinable/communicator/tcp/detail/socket.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// How long one end of a connection waits for the other.
+struct TcpLimits {
+    /// For what normally takes no time: an answer of rank 0, a handshake, the last bytes of a rank
+    /// that leaves.
+    std::chrono::nanoseconds patience = std::chrono::seconds{5};
+    /// How long another machine may acknowledge nothing before it counts as lost.
+    std::chrono::nanoseconds silence = std::chrono::seconds{30};
+};
+
+/// The settings of every connection between ranks. Small messages are sent at once. While nothing is
+/// on its way, the kernel notices an unreachable machine after 30 s; SilenceWatch notices it
+/// otherwise.
+void prepare_connection(Socket const& socket);
+
+/// Whether the other machine has not answered the data or the probe that was sent last, and for how
+/// long no acknowledgement has come from it.
+struct Acknowledgement {
+    bool is_due = false;
+    std::chrono::nanoseconds age = {};
+};
+[[nodiscard]] Acknowledgement acknowledgement_of(Socket const& socket) noexcept;
+
+/// Notices that the other machine of a connection is lost: for `limit` it has acknowledged nothing,
+/// although an acknowledgement was due all that time. The kernel of a program that is stopped, or
+/// does not read, answers the probes of its shut window; TCP_USER_TIMEOUT would end that connection,
+/// too. Such probes come up to 2 min apart, so meanwhile a loss is noticed later.
+class SilenceWatch {
+public:
+    explicit SilenceWatch(std::chrono::nanoseconds limit = TcpLimits{}.silence) noexcept
+        : limit_{limit} {}
+
+    [[nodiscard]] TimePoint next_look() const noexcept { return next_; }
+    /// Looks when it is time. Bytes acknowledged between two looks count, so nothing is
+    /// lost because this process looks late.
+    [[nodiscard]] bool is_lost(Socket const& socket, TimePoint now) noexcept;
+
+private:
+    std::chrono::nanoseconds limit_;
+    TimePoint next_ = {};
+    std::optional<TimePoint> silent_since_; ///< the first look that found something due
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/tcp/detail/impl/socket.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void prepare_connection(Socket const& socket) {
+    socket.set(IPPROTO_TCP, TCP_NODELAY, 1);
+    socket.set(SOL_SOCKET, SO_KEEPALIVE, 1);
+    socket.set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
+    socket.set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
+    socket.set(IPPROTO_TCP, TCP_KEEPCNT, 4);
+}
+
+JOINABLE_DEFINITION Acknowledgement acknowledgement_of(Socket const& socket) noexcept {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (::getsockopt(socket.handle(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) {
+        return {}; // no TCP
+    }
+    // A machine without room drops data that it answers, so such data alone is not due; the kernel
+    // sends it again up to 2 min later.
+    bool const is_sent_since = info.tcpi_last_data_sent < info.tcpi_last_ack_recv;
+    return {
+        info.tcpi_probes != 0 || (info.tcpi_unacked != 0 && is_sent_since),
+        std::chrono::milliseconds{info.tcpi_last_ack_recv}
+    };
+}
+
+JOINABLE_DEFINITION bool SilenceWatch::is_lost(Socket const& socket, TimePoint now) noexcept {
+    if (now < next_) {
+        return false;
+    }
+    next_ = now + limit_ / 16;
+    Acknowledgement const last = acknowledgement_of(socket);
+    if (!last.is_due) {
+        silent_since_.reset();
+    } else if (!silent_since_ || now - last.age > *silent_since_) {
+        silent_since_ = now;
+    }
+    return silent_since_ && now - *silent_since_ >= limit_;
 }
 
 }}} // namespace joinable::v0::detail
@@ -556,7 +582,7 @@ JOINABLE_DEFINITION Socket connect_to(
                 failure = failure == 0 && polled.revents == 0 ? ETIMEDOUT : failure;
             }
             if (failure == 0) {
-                socket.prepare_connection();
+                prepare_connection(socket);
                 return socket;
             }
             error = std::strerror(failure);
@@ -1332,7 +1358,7 @@ private:
             }
             refused_for_ = 0;
             Stranger stranger{std::move(socket), end_of_wait(patience_, now)};
-            stranger.socket.prepare_connection();
+            prepare_connection(stranger.socket);
             if (!listen_to(stranger, is_here, admit)) {
                 continue;
             }

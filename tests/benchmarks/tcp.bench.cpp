@@ -80,7 +80,7 @@ void there_and_back(benchmark::State& state) {
     }};
     joinable::detail::wait_for(server, POLLIN, end);
     Socket socket{::accept4(server.handle(), nullptr, nullptr, SOCK_NONBLOCK)};
-    socket.prepare_connection();
+    prepare_connection(socket);
     for (auto _ : state) {
         (void)socket.send(message);
         (void)receive(socket, message);

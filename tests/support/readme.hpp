@@ -10,6 +10,7 @@
 #include <joinable/hierarchical.hpp>
 #include <joinable/join.hpp>
 #include <joinable/shadowed.hpp>
+#include <joinable/shared_memory.hpp>
 #include <joinable/tcp.hpp>
 #include <joinable/trace.hpp>
 #include <joinable/zero.hpp>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <limits>
 #include <type_traits>
@@ -17,7 +18,17 @@
 
 namespace joinable { inline namespace v0 {
 
+struct SharedHandle;
+
 namespace detail {
+
+template <class Handle>
+consteval void check_handle_header() {
+    static_assert(
+        requires { sizeof(Handle); },
+        "SharedBuffer: include <joinable/shared_memory.hpp> for handle() and open()"
+    );
+}
 
 template <class T>
 consteval void check_shared_element() {
@@ -68,6 +79,31 @@ public:
         return *this;
     }
     ~SharedBuffer() = default;
+
+    /// With <joinable/shared_memory.hpp>: a value by which other processes of this machine open the
+    /// same elements. Local. From the first call on, this process has a thread that gives them access,
+    /// until this buffer is destroyed or the process ends; afterwards those that have opened the
+    /// elements keep them, and nobody else can. One thread at a time calls it.
+    /// @throws ContractViolation   the elements are in the heap of this process, as those of thread ranks and
+    ///                             of a single rank are, or there are none.
+    /// @throws CommunicationError  the system refuses a socket or a thread.
+    template <class Handle = SharedHandle>
+    [[nodiscard]] Handle handle() const {
+        detail::check_handle_header<Handle>();
+        return Handle::of(memory_, count_, sizeof(T));
+    }
+    /// With <joinable/shared_memory.hpp>: the elements of a handle. Local; waits at most for `patience`. The
+    /// buffer on which handle() was called must live meanwhile, not afterwards.
+    /// @throws ContractViolation   the handle is empty, or of elements of another size.
+    /// @throws CommunicationError  that buffer no longer exists, is in another network namespace (as that of
+    ///                             another container), belongs to another user, does not answer, or was
+    ///                             made with another secret; or the system refuses the memory.
+    template <class Handle>
+    [[nodiscard]] static SharedBuffer
+    open(Handle const& handle, std::chrono::nanoseconds patience = std::chrono::seconds{10}) {
+        detail::check_handle_header<Handle>();
+        return {handle.open(sizeof(T), patience), handle.count()};
+    }
 
     [[nodiscard]] T* data() const noexcept { return reinterpret_cast<T*>(memory_.data()); }
     [[nodiscard]] std::size_t size() const noexcept { return count_; }

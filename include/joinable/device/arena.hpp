@@ -56,6 +56,10 @@ public:
     /// Null if the arena has no bytes.
     [[nodiscard]] std::byte* data() const noexcept { return data_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+    /// The context, if the arena was made with this `release`; else null.
+    [[nodiscard]] void* context_of(Release release) const noexcept {
+        return release_ == release ? context_ : nullptr;
+    }
 
 private:
     static void free_block(void* block, std::byte*, std::size_t) noexcept {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -68,6 +69,43 @@ private:
     int number_;
 };
 
+/// A new file of this size, without a name. None, and errno, if the system refuses.
+[[nodiscard]] inline FileHandle make_file(std::size_t bytes) noexcept {
+    FileHandle file{memfd_create("joinable", MFD_CLOEXEC)};
+    if (file.number() >= 0) {
+        if (int const error = resize_file(file.number(), bytes); error != 0) {
+            errno = error;
+            return FileHandle{-1};
+        }
+    }
+    return file;
+}
+
+/// A file of which an arena is the mapping. It stays open, so that other processes can get it.
+struct SharedFile {
+    FileHandle file;
+    Arena mapped = {};
+    std::shared_ptr<void> offer = {
+    }; ///< to other processes, once SharedBuffer::handle() was called
+
+    /// If the system refuses, returns an empty arena and sets errno.
+    [[nodiscard]] static Arena map(FileHandle file, std::size_t bytes) {
+        auto kept = std::make_unique<SharedFile>(SharedFile{std::move(file)});
+        kept->mapped = map_shared(bytes, kept->file.number());
+        std::byte* const data = kept->mapped.data();
+        return data == nullptr ? Arena{} : Arena{data, bytes, &release, kept.release()};
+    }
+    /// Null if the arena has another kind of memory.
+    [[nodiscard]] static SharedFile* of(Arena const& arena) noexcept {
+        return static_cast<SharedFile*>(arena.context_of(&release));
+    }
+
+private:
+    static void release(void* context, std::byte*, std::size_t) noexcept {
+        delete static_cast<SharedFile*>(context);
+    }
+};
+
 /// Memory that the processes of all ranks map, each at its own address. The system counts its
 /// mappings, so killing any process leaves nothing of it. Collective; blocks. Rank 0 makes a file
 /// without a name, and the others open it through rank 0's process. A process number may mean
@@ -92,26 +130,26 @@ template <class Comm>
         };
     };
     bool const is_maker = comm.rank() == 0;
-    FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
-    int const refused = made.number() < 0 ? errno : resize_file(made.number(), bytes);
-    auto const own = identity(made.number());
-    std::array<std::int64_t, words> maker{refused, getpid(), made.number(), own[0], own[1]};
+    FileHandle file = is_maker ? make_file(bytes) : FileHandle{-1};
+    int const refused = file.number() < 0 ? errno : 0;
+    auto const own = identity(file.number());
+    std::array<std::int64_t, words> maker{refused, getpid(), file.number(), own[0], own[1]};
     comm.broadcast({maker.data(), maker.size(), DType::i64}, 0).wait();
 
     Arena memory;
     auto failure = static_cast<std::int32_t>(maker[error]);
     if (failure == 0) {
         std::string const path = concat("/proc/", maker[process], "/fd/", maker[number]);
-        FileHandle const opened{
+        FileHandle opened{
             is_maker ? -1 : open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
         };
-        int const file = is_maker ? made.number() : opened.number();
-        if (file < 0) {
+        FileHandle& own_view = is_maker ? file : opened;
+        if (own_view.number() < 0) {
             failure = errno;
-        } else if (identity(file) != std::array{maker[device], maker[inode]}) {
+        } else if (identity(own_view.number()) != std::array{maker[device], maker[inode]}) {
             failure = ESTALE;
         } else {
-            memory = map_shared(bytes, file);
+            memory = SharedFile::map(std::move(own_view), bytes);
             failure = memory.data() != nullptr ? 0 : errno;
         }
     }

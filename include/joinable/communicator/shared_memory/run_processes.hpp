@@ -76,10 +76,15 @@ template <class T>
     if (count == 0) {
         return {};
     }
-    Arena memory = detail::map_shared(bytes);
+    detail::FileHandle file = detail::make_file(bytes);
+    bool const is_made = file.number() >= 0;
+    Arena memory = is_made ? detail::SharedFile::map(std::move(file), bytes) : Arena{};
     if (memory.data() == nullptr) {
         throw CommunicationError{detail::concat(
-            "expected ", bytes, " bytes of shared memory, but mmap says: ", std::strerror(errno)
+            "expected ",
+            bytes,
+            " bytes of shared memory, but the system says: ",
+            std::strerror(errno)
         )};
     }
     return {std::move(memory), count};

@@ -79,7 +79,7 @@ struct Connection {
         near = joinable::detail::connect_to("127.0.0.1", ntohs(at.sin_port), Clock::now() + 30s, 1);
         far = Socket{::accept4(listener.handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
         REQUIRE(far.is_open());
-        far.prepare_connection();
+        prepare_connection(far);
     }
 
     Socket near;
@@ -153,13 +153,13 @@ TEST_CASE("a machine with nothing to acknowledge is not lost, nor one that is ba
     auto const send_until_due = [&] {
         cut_off(ends.far.handle());
         CHECK(ends.near.send(std::array<std::byte, 1>{}) == 1U);
-        wait_until([&] { return ends.near.acknowledgement().is_due; });
+        wait_until([&] { return acknowledgement_of(ends.near).is_due; });
     };
     send_until_due();
     SilenceWatch watch{20s};
     CHECK_FALSE(watch.is_lost(ends.near, Clock::now()));
     mend(ends.far.handle());
-    wait_until([&] { return !ends.near.acknowledgement().is_due; });
+    wait_until([&] { return !acknowledgement_of(ends.near).is_due; });
     // It looks when more is due, 25 s later: what came in between was not silence.
     send_until_due();
     CHECK_FALSE(watch.is_lost(ends.near, Clock::now() + 25s));

@@ -111,7 +111,7 @@ private:
             }
             refused_for_ = 0;
             Stranger stranger{std::move(socket), end_of_wait(patience_, now)};
-            stranger.socket.prepare_connection();
+            prepare_connection(stranger.socket);
             if (!listen_to(stranger, is_here, admit)) {
                 continue;
             }

@@ -112,7 +112,7 @@ JOINABLE_DEFINITION Socket connect_to(
                 failure = failure == 0 && polled.revents == 0 ? ETIMEDOUT : failure;
             }
             if (failure == 0) {
-                socket.prepare_connection();
+                prepare_connection(socket);
                 return socket;
             }
             error = std::strerror(failure);

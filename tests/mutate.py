@@ -234,6 +234,16 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "two participants that average*",
     ),
     Mutation(
+        "a-mesh-wraps-around", "communicator/algorithms/detail/message_schedule.hpp",
+        "rings_.push_back({stride, extent, is_mesh});", "rings_.push_back({stride, extent});",
+        "communicator/algorithms/message_schedule.test.cpp", "in a mesh*",
+    ),
+    Mutation(
+        "a-mesh-goes-back-as-it-came", "communicator/algorithms/detail/ring.hpp",
+        ": 2 * (extent - 1 - position) + 1;", ": 2 * (position - (extent + 1) / 2) + 1;",
+        "communicator/algorithms/message_schedule.test.cpp", "*",
+    ),
+    Mutation(
         "messages-hide-that-ranks-share-memory", "communicator/algorithms/communicator.hpp",
         "requires detail::has_model_table<Comm>", "requires(!detail::has_model_table<Comm>)",
         "participant/shared_models.test.cpp", "thread ranks behind any*",

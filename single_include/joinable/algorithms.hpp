@@ -360,11 +360,17 @@ namespace joinable { inline namespace v0 {
 /// | halving_doubling | 2 log2 N of S / 2, S / 4, ...   | as torus with extents of 2                    |
 /// | torus            | 2 (d - 1) along each dimension  | as ring along each dimension, the first       |
 /// |                  | of d ranks                      | dimension inside                              |
+/// | mesh             | as torus                        | as torus, with the ranks of a dimension in    |
+/// |                  |                                 | the order 0, 2, 4, ..., 5, 3, 1               |
 ///
 /// A combination of f16 or bf16 is rounded to 16 bits.
 ///
-/// Butterfly and halving_doubling run over a power of two of ranks, and torus over the product of
-/// its extents. With M surplus ranks, the first M even ranks each give their buffer to the next
+/// A mesh is for networks without a link from the last rank of a dimension to the first one. Along
+/// each dimension a ring goes out by every second rank and back by the others, so no message passes
+/// more than one rank, and no link carries two messages in the same direction.
+///
+/// Butterfly and halving_doubling run over a power of two of ranks, and torus and mesh over the
+/// product of their extents. With M surplus ranks, the first M even ranks each give their buffer to the next
 /// rank first, and receive the result from it at the end. (Thakur, Rabenseifner and Gropp,
 /// "Optimization of Collective Communication Operations in MPICH", 2005.) The other algorithms take
 /// any number of ranks.
@@ -377,12 +383,13 @@ enum class AllReduceAlgorithm : std::uint8_t {
     segmented_ring,   ///< in k pieces: a piece is combined while the next one travels
     halving_doubling, ///< Rabenseifner's: partners exchange halves, quarters, ...
     torus,            ///< rings along the dimensions of a grid of ranks
+    mesh,             ///< the same, where the ends of a dimension are not linked
 };
 
 namespace detail {
 
 /// The number of algorithms. Their values start at 0.
-inline constexpr std::size_t all_reduce_algorithm_count = 8;
+inline constexpr std::size_t all_reduce_algorithm_count = 9;
 
 } // namespace detail
 
@@ -397,6 +404,7 @@ inline constexpr std::size_t all_reduce_algorithm_count = 8;
         "segmented_ring",
         "halving_doubling",
         "torus",
+        "mesh",
     };
     static_assert(std::size(names) == detail::all_reduce_algorithm_count);
     return names[static_cast<std::size_t>(algorithm)];
@@ -406,11 +414,11 @@ inline constexpr std::size_t all_reduce_algorithm_count = 8;
 struct AllReducePlan {
     AllReduceAlgorithm algorithm = AllReduceAlgorithm::ring;
     /// The longest message of double_tree, and of the first half of ring, segmented_ring,
-    /// halving_doubling and torus. These then combine a piece while the next one travels. Scratch
+    /// halving_doubling, torus and mesh. These then combine a piece while the next one travels. Scratch
     /// memory is two such pieces. 0: messages are not cut, except that segmented_ring cuts its
     /// blocks in two. Scratch memory is then as large as the longest message.
     std::size_t segment_bytes = 0;
-    /// The extents of a torus, starting with the dimension in which consecutive ranks are
+    /// The extents of a torus or mesh, starting with the dimension in which consecutive ranks are
     /// neighbours. Empty: torus_extents(ranks).
     std::vector<int> extents = {};
 
@@ -496,7 +504,7 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
     if (plan.algorithm == AllReduceAlgorithm::halving_doubling) {
         return hypercube(largest_power_of_two(ranks));
     }
-    if (plan.algorithm != AllReduceAlgorithm::torus) {
+    if (plan.algorithm != AllReduceAlgorithm::torus && plan.algorithm != AllReduceAlgorithm::mesh) {
         return std::vector<int>(1, ranks);
     }
     if (plan.extents.empty()) {
@@ -574,7 +582,7 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
 /// | butterfly        | L (alpha + S / B + S C)                                                       |
 /// | ring             | 2 (N - 1) (alpha + S / NB) + (N - 1) S C / N                                  |
 /// | segmented_ring   | as ring, but alpha + S / kNB and S C / kN overlap, in k (N - 1) steps          |
-/// | torus            | the sum of rings along each dimension, of ever smaller blocks                 |
+/// | torus, mesh      | the sum of rings along each dimension, of ever smaller blocks                 |
 /// | halving_doubling | 2 L alpha + 2 (N - 1) S / NB + (N - 1) S C / N                                |
 /// | double_tree      | at most 2 (L + k - 1) (2 (alpha + S / 2kB) + S C / 2k)                         |
 ///
@@ -611,7 +619,8 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
 }
 
 /// The fastest plan; among equals, the one with the fewest steps. Its segments are powers of two.
-/// It does not know which ranks are neighbours, so a torus of given extents is the caller's choice.
+/// It does not know which ranks are neighbours, so a mesh, or a torus of given extents, is the
+/// caller's choice.
 [[nodiscard]] constexpr AllReducePlan
 choose_algorithm(std::size_t bytes, int ranks, MessageCosts const& costs) {
     using enum AllReduceAlgorithm;
@@ -671,17 +680,28 @@ struct Folding {
 };
 
 /// Rings of participants. Each has `extent` participants that are `stride` apart. An extent of 2
-/// makes partners, which exchange halves.
+/// makes partners, which exchange halves. A folded ring has the even participants in ascending order,
+/// then the odd ones in descending order.
 struct Ring {
     int stride = 1;
     int extent = 1;
+    bool is_folded = false;
 
     [[nodiscard]] constexpr int position_of(int index) const noexcept {
-        return index / stride % extent;
+        int const place = place_of(index);
+        return !is_folded ? place : place % 2 == 0 ? place / 2 : extent - 1 - place / 2;
     }
     /// The participant at another position of the ring of `index`.
     [[nodiscard]] constexpr int at(int position, int index) const noexcept {
-        return index + (position - position_of(index)) * stride;
+        int const place = !is_folded              ? position
+                          : 2 * position < extent ? 2 * position
+                                                  : 2 * (extent - 1 - position) + 1;
+        return index + (place - place_of(index)) * stride;
+    }
+
+private:
+    [[nodiscard]] constexpr int place_of(int index) const noexcept {
+        return index / stride % extent;
     }
 };
 
@@ -901,8 +921,8 @@ class MessageSchedule {
 public:
     /// For `count` elements of `element_bytes` each, in place. A schedule needs memory for its
     /// phases; only double_tree needs tables of all ranks.
-    /// @throws ContractViolation  the product of a torus's extents is less than half the ranks, or
-    ///                            more than the ranks.
+    /// @throws ContractViolation  the product of the extents of a torus or mesh is less than half
+    ///                            the ranks, or more than the ranks.
     [[nodiscard]] static MessageSchedule
     all_reduce(AllReducePlan const& plan, int ranks, std::size_t count, std::size_t element_bytes) {
         MessageSchedule made{ranks, count};
@@ -912,7 +932,7 @@ public:
         case AllReduceAlgorithm::tree: made.add_tree(2); break;
         case AllReduceAlgorithm::double_tree: made.add_double_tree(segment); break;
         case AllReduceAlgorithm::butterfly: made.add_butterfly(); break;
-        default: made.add_rings(detail::rings_of(plan, ranks), segment); break;
+        default: made.add_rings(plan, segment); break;
         }
         return made;
     }
@@ -1013,8 +1033,10 @@ private:
         }
         add_unfolded();
     }
-    void add_rings(std::vector<int> const& extents, std::size_t segment) {
-        check_extents(extents);
+    void add_rings(AllReducePlan const& plan, std::size_t segment) {
+        std::vector<int> const extents = detail::rings_of(plan, ranks_);
+        bool const is_mesh = plan.algorithm == AllReduceAlgorithm::mesh;
+        check_extents(extents, is_mesh);
         segment_ = segment;
         add_folded(detail::product_of(extents));
         std::size_t longest = count_;
@@ -1023,7 +1045,7 @@ private:
             longest = ElementRange{0, longest}.part(0, static_cast<std::size_t>(extent)).size();
             need_pieces(longest);
             add({Phase::Kind::scatter, static_cast<std::int64_t>(rings_.size())});
-            rings_.push_back({stride, extent});
+            rings_.push_back({stride, extent, is_mesh});
             stride *= extent;
         }
         for (std::size_t ring = rings_.size(); ring-- != 0;) {
@@ -1031,7 +1053,7 @@ private:
         }
         add_unfolded();
     }
-    void check_extents(std::vector<int> const& extents) const {
+    void check_extents(std::vector<int> const& extents, bool is_mesh) const {
         int product = 1;
         bool fits = true;
         for (int const extent : extents) {
@@ -1040,7 +1062,7 @@ private:
         }
         if (!fits || product < ranks_ - product) {
             throw ContractViolation{detail::concat(
-                "a torus of ",
+                is_mesh ? "a mesh of " : "a torus of ",
                 ranks_,
                 " ranks needs extents of at least 1 whose product is at most ",
                 ranks_,
@@ -1873,7 +1895,7 @@ class MessageCommunicator
 
 public:
     /// Local.
-    /// @throws ContractViolation  the extents of a torus do not fit the number of ranks, or the tag
+    /// @throws ContractViolation  the extents of a torus or mesh do not fit the number of ranks, or the tag
     ///                            range would exceed the largest int or begin below 0.
     [[nodiscard]] explicit MessageCommunicator(Comm& comm, MessageOptions const& options = {})
         : engine_{comm, options} {

@@ -9,7 +9,7 @@
 
 namespace joinable_tests {
 
-/// Every algorithm, whole and in segments, and tori of several shapes, which all fit the ranks.
+/// Every algorithm, whole and in segments, and tori and meshes of several shapes, which all fit the ranks.
 inline std::vector<joinable::AllReducePlan> all_plans(int ranks, std::size_t segment_bytes) {
     std::vector<joinable::AllReducePlan> plans;
     for (std::size_t number = 0; number < joinable::detail::all_reduce_algorithm_count; ++number) {
@@ -17,11 +17,12 @@ inline std::vector<joinable::AllReducePlan> all_plans(int ranks, std::size_t seg
         plans.push_back({algorithm, 0, {}});
         plans.push_back({algorithm, segment_bytes, {}});
     }
-    plans.push_back(
-        {joinable::AllReduceAlgorithm::torus, segment_bytes, joinable::torus_extents(ranks, 2)}
-    );
-    if (ranks > 1) { // with surplus ranks, unless there are two
-        plans.push_back({joinable::AllReduceAlgorithm::torus, 0, {ranks / 2 + ranks % 2, 1}});
+    for (auto const grid :
+         {joinable::AllReduceAlgorithm::torus, joinable::AllReduceAlgorithm::mesh}) {
+        plans.push_back({grid, segment_bytes, joinable::torus_extents(ranks, 2)});
+        if (ranks > 1) { // with surplus ranks, unless there are two
+            plans.push_back({grid, 0, {ranks / 2 + ranks % 2, 1}});
+        }
     }
     return plans;
 }

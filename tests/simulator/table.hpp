@@ -49,7 +49,8 @@ messages_of(joinable::AllReducePlan const& plan, int ranks, std::size_t bytes) {
     case ring: return 2 * n * n;
     case segmented_ring: return 3 * n * n;
     case halving_doubling: return 2 * n * log;
-    case torus: break;
+    case torus:
+    case mesh: break;
     }
     double hops = 0;
     for (int const extent : joinable::detail::rings_of(plan, ranks)) {

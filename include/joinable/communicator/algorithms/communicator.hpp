@@ -91,7 +91,7 @@ class MessageCommunicator
 
 public:
     /// Local.
-    /// @throws ContractViolation  the extents of a torus do not fit the number of ranks, or the tag
+    /// @throws ContractViolation  the extents of a torus or mesh do not fit the number of ranks, or the tag
     ///                            range would exceed the largest int or begin below 0.
     [[nodiscard]] explicit MessageCommunicator(Comm& comm, MessageOptions const& options = {})
         : engine_{comm, options} {

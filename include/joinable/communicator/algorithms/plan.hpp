@@ -35,11 +35,17 @@ namespace joinable { inline namespace v0 {
 /// | halving_doubling | 2 log2 N of S / 2, S / 4, ...   | as torus with extents of 2                    |
 /// | torus            | 2 (d - 1) along each dimension  | as ring along each dimension, the first       |
 /// |                  | of d ranks                      | dimension inside                              |
+/// | mesh             | as torus                        | as torus, with the ranks of a dimension in    |
+/// |                  |                                 | the order 0, 2, 4, ..., 5, 3, 1               |
 ///
 /// A combination of f16 or bf16 is rounded to 16 bits.
 ///
-/// Butterfly and halving_doubling run over a power of two of ranks, and torus over the product of
-/// its extents. With M surplus ranks, the first M even ranks each give their buffer to the next
+/// A mesh is for networks without a link from the last rank of a dimension to the first one. Along
+/// each dimension a ring goes out by every second rank and back by the others, so no message passes
+/// more than one rank, and no link carries two messages in the same direction.
+///
+/// Butterfly and halving_doubling run over a power of two of ranks, and torus and mesh over the
+/// product of their extents. With M surplus ranks, the first M even ranks each give their buffer to the next
 /// rank first, and receive the result from it at the end. (Thakur, Rabenseifner and Gropp,
 /// "Optimization of Collective Communication Operations in MPICH", 2005.) The other algorithms take
 /// any number of ranks.
@@ -52,12 +58,13 @@ enum class AllReduceAlgorithm : std::uint8_t {
     segmented_ring,   ///< in k pieces: a piece is combined while the next one travels
     halving_doubling, ///< Rabenseifner's: partners exchange halves, quarters, ...
     torus,            ///< rings along the dimensions of a grid of ranks
+    mesh,             ///< the same, where the ends of a dimension are not linked
 };
 
 namespace detail {
 
 /// The number of algorithms. Their values start at 0.
-inline constexpr std::size_t all_reduce_algorithm_count = 8;
+inline constexpr std::size_t all_reduce_algorithm_count = 9;
 
 } // namespace detail
 
@@ -72,6 +79,7 @@ inline constexpr std::size_t all_reduce_algorithm_count = 8;
         "segmented_ring",
         "halving_doubling",
         "torus",
+        "mesh",
     };
     static_assert(std::size(names) == detail::all_reduce_algorithm_count);
     return names[static_cast<std::size_t>(algorithm)];
@@ -81,11 +89,11 @@ inline constexpr std::size_t all_reduce_algorithm_count = 8;
 struct AllReducePlan {
     AllReduceAlgorithm algorithm = AllReduceAlgorithm::ring;
     /// The longest message of double_tree, and of the first half of ring, segmented_ring,
-    /// halving_doubling and torus. These then combine a piece while the next one travels. Scratch
+    /// halving_doubling, torus and mesh. These then combine a piece while the next one travels. Scratch
     /// memory is two such pieces. 0: messages are not cut, except that segmented_ring cuts its
     /// blocks in two. Scratch memory is then as large as the longest message.
     std::size_t segment_bytes = 0;
-    /// The extents of a torus, starting with the dimension in which consecutive ranks are
+    /// The extents of a torus or mesh, starting with the dimension in which consecutive ranks are
     /// neighbours. Empty: torus_extents(ranks).
     std::vector<int> extents = {};
 
@@ -171,7 +179,7 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
     if (plan.algorithm == AllReduceAlgorithm::halving_doubling) {
         return hypercube(largest_power_of_two(ranks));
     }
-    if (plan.algorithm != AllReduceAlgorithm::torus) {
+    if (plan.algorithm != AllReduceAlgorithm::torus && plan.algorithm != AllReduceAlgorithm::mesh) {
         return std::vector<int>(1, ranks);
     }
     if (plan.extents.empty()) {
@@ -249,7 +257,7 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
 /// | butterfly        | L (alpha + S / B + S C)                                                       |
 /// | ring             | 2 (N - 1) (alpha + S / NB) + (N - 1) S C / N                                  |
 /// | segmented_ring   | as ring, but alpha + S / kNB and S C / kN overlap, in k (N - 1) steps          |
-/// | torus            | the sum of rings along each dimension, of ever smaller blocks                 |
+/// | torus, mesh      | the sum of rings along each dimension, of ever smaller blocks                 |
 /// | halving_doubling | 2 L alpha + 2 (N - 1) S / NB + (N - 1) S C / N                                |
 /// | double_tree      | at most 2 (L + k - 1) (2 (alpha + S / 2kB) + S C / 2k)                         |
 ///
@@ -286,7 +294,8 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
 }
 
 /// The fastest plan; among equals, the one with the fewest steps. Its segments are powers of two.
-/// It does not know which ranks are neighbours, so a torus of given extents is the caller's choice.
+/// It does not know which ranks are neighbours, so a mesh, or a torus of given extents, is the
+/// caller's choice.
 [[nodiscard]] constexpr AllReducePlan
 choose_algorithm(std::size_t bytes, int ranks, MessageCosts const& costs) {
     using enum AllReduceAlgorithm;

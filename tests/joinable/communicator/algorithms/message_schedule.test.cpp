@@ -172,6 +172,11 @@ TEST_CASE(
     }
     // Rings of 2 inside, of 3 outside: block 0 begins at position 1 of each.
     CHECK(combined({torus, 0, {2, 3}}, 6, 6)[0] == "dcfeba");
+    // Rings of a mesh go 0, 2, 3, 1 and 0, 2, 1.
+    CHECK(
+        combined({mesh, 0, {4}}, 4, 4) == std::vector<std::string>{"cdba", "dbac", "bacd", "acdb"}
+    );
+    CHECK(combined({mesh, 0, {2, 3}}, 6, 6)[0] == "fedcba");
 }
 
 TEST_CASE("what a rank does in one step touches different elements and slots") {
@@ -291,13 +296,60 @@ TEST_CASE("each rank sends the messages and bytes that textbooks count, by every
         // The bytes of a ring, in fewer messages; also where ranks are left over.
         std::size_t const count = 48 * w;
         for (std::size_t const more : {std::size_t{0}, std::size_t{1}, w}) {
-            sends(
-                {torus, 0, extents},
-                w + more,
-                count,
-                with_surplus(w + more, w, messages, 2 * (w - 1) * 48, count)
-            );
+            for (auto const grid : {torus, mesh}) {
+                sends(
+                    {grid, 0, extents},
+                    w + more,
+                    count,
+                    with_surplus(w + more, w, messages, 2 * (w - 1) * 48, count)
+                );
+            }
         }
+    }
+}
+
+/// The messages of a collective: who has sent to whom.
+struct Pairs {
+    std::set<std::pair<int, int>>* pairs;
+    void message(int from, Transfer const&, int to, Transfer const&) const {
+        pairs->insert({from, to});
+    }
+    void combination(int, joinable::detail::Combination const&) const {}
+};
+
+// A link joins neighbours of one dimension. A message takes the links between its ranks.
+TEST_CASE("in a mesh no message passes more than one rank, and no link carries two of one direction"
+) {
+    for (std::vector<int> const& extents :
+         {std::vector{2}, {3}, {4}, {5}, {8}, {17}, {4, 3}, {3, 4}, {5, 7}, {2, 3, 4}}) {
+        int const ranks = joinable::detail::product_of(extents);
+        auto const count = static_cast<std::size_t>(ranks);
+        MessageSchedule const schedule = all_reduce({mesh, 0, extents}, ranks, count);
+        std::set<std::pair<int, int>> pairs;
+        Simulator<Pairs>{{}, 1, {&pairs}}.run({&schedule});
+        std::set<std::pair<int, int>> links;
+        std::size_t messages = 0;
+        for (auto const& [from, to] : pairs) {
+            int stride = 1;
+            int dimensions = 0;
+            for (int const extent : extents) {
+                int const begin = from / stride % extent;
+                int const end = to / stride % extent;
+                if (begin != end) {
+                    ++dimensions;
+                    int const way = end > begin ? stride : -stride;
+                    int const passed = (end > begin ? end - begin : begin - end);
+                    CHECK(passed <= 2);
+                    for (int i = 0; i < passed; ++i) {
+                        CHECK(links.insert({from + i * way, from + (i + 1) * way}).second);
+                    }
+                }
+                stride *= extent;
+            }
+            CHECK(dimensions == 1);
+            ++messages;
+        }
+        CHECK(messages != 0);
     }
 }
 
@@ -379,7 +431,7 @@ TEST_CASE("a broadcast and an all-gather reach all ranks") {
     }
 }
 
-TEST_CASE("a torus that does not fit the ranks is refused") {
+TEST_CASE("a torus or mesh that does not fit the ranks is refused") {
     for (std::vector<int> const& extents :
          {std::vector{4, 4}, {2, 1}, {0, 6}, {-2, -3}, {1 << 30, 1 << 30}}) {
         CHECK_THROWS_AS(all_reduce({torus, 0, extents}, 6, 8), joinable::ContractViolation);
@@ -388,6 +440,11 @@ TEST_CASE("a torus that does not fit the ranks is refused") {
         all_reduce({torus, 0, {4, 4}}, 6, 8),
         "a torus of 6 ranks needs extents of at least 1 whose product is at most 6 and at least half of it, "
         "but was given 4 and 4"
+    );
+    CHECK_THROWS_WITH(
+        all_reduce({mesh, 0, {7}}, 6, 8),
+        "a mesh of 6 ranks needs extents of at least 1 whose product is at most 6 and at least half of it, "
+        "but was given 7"
     );
     CHECK(trace({torus, 0, {3, 1}}, 6, 6).messages[0] == 1); // each surplus rank has a participant
 }

@@ -36,6 +36,9 @@ static_assert(seconds(torus, 16, 8) == seconds(halving_doubling, 16, 8));
 static_assert(
     all_reduce_seconds({torus, 0, {4, 2}}, 16, 8, simple) == 2 * 3 * 5 + 3 * 8 + 2 * 3 + 4
 );
+static_assert(
+    all_reduce_seconds({mesh, 0, {4, 2}}, 16, 8, simple) == 2 * 3 * 5 + 3 * 8 + 2 * 3 + 4
+);
 // Two pieces of 1 byte: the first message, 13 combinations that outlast messages, and the last one.
 static_assert(seconds(segmented_ring, 16, 8) == 2 + 13 * 2 + 2 + 7 * 3);
 static_assert(all_reduce_seconds({ring, 1, {}}, 16, 8, simple) == seconds(segmented_ring, 16, 8));

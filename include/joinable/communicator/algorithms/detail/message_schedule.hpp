@@ -27,8 +27,8 @@ class MessageSchedule {
 public:
     /// For `count` elements of `element_bytes` each, in place. A schedule needs memory for its
     /// phases; only double_tree needs tables of all ranks.
-    /// @throws ContractViolation  the product of a torus's extents is less than half the ranks, or
-    ///                            more than the ranks.
+    /// @throws ContractViolation  the product of the extents of a torus or mesh is less than half
+    ///                            the ranks, or more than the ranks.
     [[nodiscard]] static MessageSchedule
     all_reduce(AllReducePlan const& plan, int ranks, std::size_t count, std::size_t element_bytes) {
         MessageSchedule made{ranks, count};
@@ -38,7 +38,7 @@ public:
         case AllReduceAlgorithm::tree: made.add_tree(2); break;
         case AllReduceAlgorithm::double_tree: made.add_double_tree(segment); break;
         case AllReduceAlgorithm::butterfly: made.add_butterfly(); break;
-        default: made.add_rings(detail::rings_of(plan, ranks), segment); break;
+        default: made.add_rings(plan, segment); break;
         }
         return made;
     }
@@ -139,8 +139,10 @@ private:
         }
         add_unfolded();
     }
-    void add_rings(std::vector<int> const& extents, std::size_t segment) {
-        check_extents(extents);
+    void add_rings(AllReducePlan const& plan, std::size_t segment) {
+        std::vector<int> const extents = detail::rings_of(plan, ranks_);
+        bool const is_mesh = plan.algorithm == AllReduceAlgorithm::mesh;
+        check_extents(extents, is_mesh);
         segment_ = segment;
         add_folded(detail::product_of(extents));
         std::size_t longest = count_;
@@ -149,7 +151,7 @@ private:
             longest = ElementRange{0, longest}.part(0, static_cast<std::size_t>(extent)).size();
             need_pieces(longest);
             add({Phase::Kind::scatter, static_cast<std::int64_t>(rings_.size())});
-            rings_.push_back({stride, extent});
+            rings_.push_back({stride, extent, is_mesh});
             stride *= extent;
         }
         for (std::size_t ring = rings_.size(); ring-- != 0;) {
@@ -157,7 +159,7 @@ private:
         }
         add_unfolded();
     }
-    void check_extents(std::vector<int> const& extents) const {
+    void check_extents(std::vector<int> const& extents, bool is_mesh) const {
         int product = 1;
         bool fits = true;
         for (int const extent : extents) {
@@ -166,7 +168,7 @@ private:
         }
         if (!fits || product < ranks_ - product) {
             throw ContractViolation{detail::concat(
-                "a torus of ",
+                is_mesh ? "a mesh of " : "a torus of ",
                 ranks_,
                 " ranks needs extents of at least 1 whose product is at most ",
                 ranks_,

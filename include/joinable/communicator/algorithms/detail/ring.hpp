@@ -30,17 +30,28 @@ struct Folding {
 };
 
 /// Rings of participants. Each has `extent` participants that are `stride` apart. An extent of 2
-/// makes partners, which exchange halves.
+/// makes partners, which exchange halves. A folded ring has the even participants in ascending order,
+/// then the odd ones in descending order.
 struct Ring {
     int stride = 1;
     int extent = 1;
+    bool is_folded = false;
 
     [[nodiscard]] constexpr int position_of(int index) const noexcept {
-        return index / stride % extent;
+        int const place = place_of(index);
+        return !is_folded ? place : place % 2 == 0 ? place / 2 : extent - 1 - place / 2;
     }
     /// The participant at another position of the ring of `index`.
     [[nodiscard]] constexpr int at(int position, int index) const noexcept {
-        return index + (position - position_of(index)) * stride;
+        int const place = !is_folded              ? position
+                          : 2 * position < extent ? 2 * position
+                                                  : 2 * (extent - 1 - position) + 1;
+        return index + (place - place_of(index)) * stride;
+    }
+
+private:
+    [[nodiscard]] constexpr int place_of(int index) const noexcept {
+        return index / stride % extent;
     }
 };
 

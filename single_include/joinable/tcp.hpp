@@ -2601,6 +2601,10 @@ namespace detail {
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+class TcpEnd;
+} // namespace detail
+
 /// Listens for rank 0 before it attaches. It is for programs that let the system choose a port and
 /// tell the other ranks themselves. Ranks that connect before rank 0 attaches wait. A process that is forked
 /// before keeps the port, also when this listener is destroyed unused.
@@ -2624,24 +2628,60 @@ public:
     }
 
 private:
-    friend class TcpCommunicator;
+    friend class detail::TcpEnd;
     detail::Socket socket_;
 };
-
-class TcpCommunicator;
 
 /// A collective of ranks that TCP connects.
 using TcpWork = detail::WorkOf<detail::TcpRank, std::uint64_t>;
 
 namespace detail {
-struct TcpInside;
-
 /// The facts of a rank of another communicator, beside its connection.
 struct TcpSurroundings {
     Hear hear = {}; ///< asked in every wait, also while the rank attaches
     /// Where rank 0 is, if not where the options say.
     std::function<std::optional<TcpOptions>(TcpOptions const&)> look = {};
     bool is_renumbered = false; ///< see Communicator
+};
+
+/// One end of the connections by which ranks meet: the rank, and on rank 0 the hub. It is a TcpCommunicator, or it stands
+/// beside the other connections of a transport.
+class TcpEnd : public RankMembers<TcpEnd>, public BasicCollectives<TcpEnd, TcpWork> {
+public:
+    /// Collective; blocks until all ranks have met. Only rank 0 may have a listener.
+    /// @throws as TcpCommunicator::attach.
+    TcpEnd(
+        TcpOptions const& options,
+        std::optional<TcpListener> listener = std::nullopt,
+        TcpSurroundings const& around = {}
+    );
+    TcpEnd(TcpEnd const&) = delete;
+    TcpEnd& operator=(TcpEnd const&) = delete;
+    ~TcpEnd();
+
+    /// Posts a request. Errors show `shown`: a collective of another transport for which it stands.
+    TcpWork post(Request const& request, Descriptor const& shown);
+    TcpWork post(Request const& request) { return post(request, request.signature); }
+    [[nodiscard]] TcpRank& own_rank() const noexcept { return rank_; }
+
+private:
+    /// A rank that has not met the others yet.
+    struct Begun {
+        BackgroundThread hub; ///< on rank 0, also while that computes
+        Socket socket;
+        TcpOptions options; ///< with the port that rank 0 listens on
+    };
+
+    TcpEnd(Begun begun, TcpSurroundings const& around);
+    [[nodiscard]] static Begun begin(
+        TcpOptions const& options,
+        std::optional<TcpListener> listener,
+        TcpSurroundings const& around
+    );
+
+    BackgroundThread hub_;
+    mutable TcpRank rank_; // asking reads incoming messages
+    Unwinding unwinding_;
 };
 } // namespace detail
 
@@ -2669,8 +2709,7 @@ struct TcpSurroundings {
 /// it ends, and its calls throw ContractViolation.
 ///
 /// A collective of more than 1 GiB throws ContractViolation before any data moves.
-class TcpCommunicator : public detail::RankMembers<TcpCommunicator>,
-                        public detail::BasicCollectives<TcpCommunicator, TcpWork> {
+class TcpCommunicator : public detail::TcpEnd {
 public:
     static constexpr std::string_view transport = "tcp";
     /// Whether a launcher started this process and says where rank 0 is. Local.
@@ -2684,11 +2723,13 @@ public:
     ///                             another job, secret or world size.
     /// @throws CommunicationError  rank 0 cannot listen there; another program answers, or one with
     ///                             another version of this library.
-    static TcpCommunicator attach(TcpOptions const& options);
+    static TcpCommunicator attach(TcpOptions const& options) { return TcpCommunicator{options}; }
     /// The same for rank 0, with a listener that it has already. The address and port of the
     /// options are ignored.
     /// @throws ContractViolation  also if this is not rank 0.
-    static TcpCommunicator attach(TcpListener listener, TcpOptions const& options);
+    static TcpCommunicator attach(TcpListener listener, TcpOptions const& options) {
+        return TcpCommunicator{options, std::move(listener)};
+    }
     /// Attaches a rank that mpirun, mpiexec, torchrun or srun started; see tcp_environment().
     /// @throws ContractViolation  also if tcp_environment() fails.
     static TcpCommunicator from_environment(std::chrono::nanoseconds deadline = default_deadline) {
@@ -2698,73 +2739,18 @@ public:
         return attach(options);
     }
 
-    TcpCommunicator(TcpCommunicator const&) = delete;
-    TcpCommunicator& operator=(TcpCommunicator const&) = delete;
     /// The rank leaves: ranks that wait for it throw PeerFailed. Blocks briefly, or for its patience
     /// if a rank does not answer.
-    ~TcpCommunicator();
+    ~TcpCommunicator() = default;
 
 private:
-    /// The two ends of the connection between rank 0 and its hub.
-    struct Ends {
-        detail::Socket hub;
-        detail::Socket rank;
-    };
+    using TcpEnd::own_rank, TcpEnd::post; // not for users
 
-    TcpCommunicator(
-        detail::BackgroundThread hub,
-        detail::Socket socket,
-        TcpOptions const& options,
-        detail::TcpSurroundings const& around
-    );
-
-    static TcpCommunicator attach(
-        TcpOptions const& options,
-        std::optional<TcpListener> listener,
-        detail::TcpSurroundings const& around
-    );
-    static void check(TcpOptions const& options);
-
-    static detail::TcpJob job_of(TcpOptions const& options) {
-        return {options.size, options.job, options.secret};
-    }
-    static detail::Socket connect(TcpOptions options, detail::TcpSurroundings const& around);
-    static Ends connected();
-
-    friend class detail::RankMembers<TcpCommunicator>;
-    [[nodiscard]] detail::TcpRank& own_rank() const noexcept { return rank_; }
-    friend class detail::BasicCollectives<TcpCommunicator, TcpWork>;
-    friend struct detail::TcpInside;
-    TcpWork post(detail::Request const& request) { return post(request, request.signature); }
-    TcpWork post(detail::Request const& request, detail::Descriptor const& shown);
-
-    detail::BackgroundThread hub_; // on rank 0, also while that computes
-    mutable detail::TcpRank rank_; // asking reads incoming messages
-    detail::Unwinding unwinding_;
+    explicit TcpCommunicator(
+        TcpOptions const& options, std::optional<TcpListener> listener = std::nullopt
+    )
+        : TcpEnd{options, std::move(listener)} {}
 };
-
-namespace detail {
-/// For a communicator whose ranks meet by TCP beside their other connections.
-struct TcpInside {
-    /// As TcpCommunicator::attach(). Only rank 0 may have a listener.
-    [[nodiscard]] static TcpCommunicator attach(
-        TcpOptions const& options,
-        std::optional<TcpListener> listener,
-        TcpSurroundings const& around
-    ) {
-        return TcpCommunicator::attach(options, std::move(listener), around);
-    }
-    /// Posts a request that stands for a collective of the other communicator. Errors show that one.
-    static TcpWork post(TcpCommunicator& comm, Request const& request, Descriptor const& shown) {
-        return comm.post(request, shown);
-    }
-    /// Asks rank 0 at the deadline of a wait for `peer`: see TcpRank::ask_about().
-    [[nodiscard]] static std::chrono::nanoseconds
-    ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile) {
-        return comm.rank_.ask_about(peer, meanwhile);
-    }
-};
-} // namespace detail
 
 }} // namespace joinable::v0
 
@@ -2879,99 +2865,27 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 #if JOINABLE_HAS_DEFINITIONS
 
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <utility>
 
-namespace joinable { inline namespace v0 {
-
-namespace detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 [[nodiscard]] inline TcpLimits limits_of(TcpOptions const& options) {
     TcpLimits limits;
     limits.patience = options.patience;
     return limits;
 }
-
-} // namespace detail
-
-JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(TcpOptions const& options) {
-    return attach(options, std::nullopt, {});
+[[nodiscard]] inline TcpJob job_of(TcpOptions const& options) {
+    return {options.size, options.job, options.secret};
 }
-
-JOINABLE_DEFINITION TcpCommunicator
-TcpCommunicator::attach(TcpListener listener, TcpOptions const& options) {
-    check(options);
-    if (options.rank != 0) {
-        throw ContractViolation{detail::concat(
-            "expected rank 0 to listen, as the others connect to it, but was given rank ",
-            options.rank
-        )};
-    }
-    return attach(options, std::move(listener), {});
-}
-
-JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(
-    TcpOptions const& options,
-    std::optional<TcpListener> listener,
-    detail::TcpSurroundings const& around
-) {
-    check(options);
-    if (options.rank != 0) {
-        return {detail::BackgroundThread{}, connect(options, around), options, around};
-    }
-    if (!listener) {
-        listener.emplace(options.address, options.port);
-    }
-    TcpOptions found = options;
-    found.port = listener->port();
-    Ends ends = connected();
-    detail::Hub hub{
-        std::move(listener->socket_), std::move(ends.hub), job_of(found), detail::limits_of(options)
-    };
-    detail::BackgroundThread thread{
-        "the thread where ranks meet", [moved = std::move(hub)]() mutable { moved.run(); }
-    };
-    return {std::move(thread), std::move(ends.rank), found, around};
-}
-
-JOINABLE_DEFINITION TcpCommunicator::~TcpCommunicator() {
-    if (unwinding_.has_begun()) {
-        abort_for_exception(rank_, "the scope of its communicator");
-    }
-}
-
-JOINABLE_DEFINITION TcpCommunicator::TcpCommunicator(
-    detail::BackgroundThread hub,
-    detail::Socket socket,
-    TcpOptions const& options,
-    detail::TcpSurroundings const& around
-)
-    : hub_{std::move(hub)}, rank_{
-                                std::move(socket),
-                                options.rank,
-                                options.size,
-                                options.connect_timeout,
-                                around.hear,
-                                detail::limits_of(options)
-                            } {
-    if (around.is_renumbered) {
-        rank_.renumber();
-    }
-    rank_.meet(detail::concat(
-        "waits for all ranks at ",
-        detail::endpoint_text(options.address, options.port),
-        ": start all ranks of a job, with the same address, port and secret"
-    ));
-    rank_.set_deadline(options.deadline);
-}
-
-JOINABLE_DEFINITION void TcpCommunicator::check(TcpOptions const& options) {
-    detail::check_own_rank(options.rank, options.size);
-    constexpr std::size_t most = detail::TcpJob::most_text;
+inline void check(TcpOptions const& options) {
+    check_own_rank(options.rank, options.size);
+    constexpr std::size_t most = TcpJob::most_text;
     if (options.job.size() > most || options.secret.size() > most) {
-        throw ContractViolation{detail::concat(
+        throw ContractViolation{concat(
             "expected a job and a secret of at most ",
             most,
             " bytes each, but they have ",
@@ -2982,25 +2896,18 @@ JOINABLE_DEFINITION void TcpCommunicator::check(TcpOptions const& options) {
     }
 }
 
-JOINABLE_DEFINITION detail::Socket
-TcpCommunicator::connect(TcpOptions options, detail::TcpSurroundings const& around) {
-    auto const end = detail::end_of_wait(options.connect_timeout);
+[[nodiscard]] inline Socket connect_to_hub(TcpOptions options, TcpSurroundings const& around) {
+    auto const end = end_of_wait(options.connect_timeout);
     for (;;) {
         std::optional<TcpOptions> found;
-        detail::Socket socket = detail::connect_rank(
-            options.rank,
-            job_of(options),
-            options.address,
-            options.port,
-            end,
-            [&] {
+        Socket socket =
+            connect_rank(options.rank, job_of(options), options.address, options.port, end, [&] {
                 if (auto const reason = around.hear ? around.hear() : std::nullopt) {
-                    detail::throw_failure(*reason);
+                    throw_failure(*reason);
                 }
                 found = around.look ? around.look(options) : std::nullopt;
                 return found.has_value();
-            }
-        );
+            });
         if (socket.is_open()) {
             return socket;
         }
@@ -3008,28 +2915,84 @@ TcpCommunicator::connect(TcpOptions options, detail::TcpSurroundings const& arou
     }
 }
 
-JOINABLE_DEFINITION TcpCommunicator::Ends TcpCommunicator::connected() {
-    Ends ends; // outlive the pause
-    detail::ForkPause const pause;
+/// The two ends of the connection between rank 0 and its hub.
+[[nodiscard]] inline std::array<Socket, 2> connected_sockets() {
+    std::array<Socket, 2> ends; // outlive the pause
+    ForkPause const pause;
     int handles[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) != 0) {
-        throw CommunicationError{
-            detail::concat("rank 0 cannot connect to itself: ", std::strerror(errno))
-        };
+        throw CommunicationError{concat("rank 0 cannot connect to itself: ", std::strerror(errno))};
     }
-    ends = {detail::Socket{handles[0]}, detail::Socket{handles[1]}};
-    ends.hub.keep_from_children(pause);
-    ends.rank.keep_from_children(pause);
+    for (std::size_t end = 0; end < ends.size(); ++end) {
+        ends[end] = Socket{handles[end]};
+        ends[end].keep_from_children(pause);
+    }
     return ends;
 }
 
-JOINABLE_DEFINITION TcpWork
-TcpCommunicator::post(detail::Request const& request, detail::Descriptor const& shown) {
-    detail::Descriptor const& signature = request.signature;
-    if (signature.count > detail::most_frame_bytes / size_of(signature.dtype)) {
-        throw ContractViolation{detail::concat(
+JOINABLE_DEFINITION TcpEnd::TcpEnd(
+    TcpOptions const& options, std::optional<TcpListener> listener, TcpSurroundings const& around
+)
+    : TcpEnd{begin(options, std::move(listener), around), around} {}
+
+JOINABLE_DEFINITION TcpEnd::Begun TcpEnd::begin(
+    TcpOptions const& options, std::optional<TcpListener> listener, TcpSurroundings const& around
+) {
+    check(options);
+    if (options.rank != 0) {
+        if (listener) {
+            throw ContractViolation{concat(
+                "expected rank 0 to listen, as the others connect to it, but was given rank ",
+                options.rank
+            )};
+        }
+        return {{}, connect_to_hub(options, around), options};
+    }
+    if (!listener) {
+        listener.emplace(options.address, options.port);
+    }
+    TcpOptions found = options;
+    found.port = listener->port();
+    auto [to_rank, to_hub] = connected_sockets();
+    Hub hub{std::move(listener->socket_), std::move(to_rank), job_of(found), limits_of(options)};
+    BackgroundThread thread{"the thread where ranks meet", [moved = std::move(hub)]() mutable {
+                                moved.run();
+                            }};
+    return {std::move(thread), std::move(to_hub), std::move(found)};
+}
+
+JOINABLE_DEFINITION TcpEnd::TcpEnd(Begun begun, TcpSurroundings const& around)
+    : hub_{std::move(begun.hub)}, rank_{
+                                      std::move(begun.socket),
+                                      begun.options.rank,
+                                      begun.options.size,
+                                      begun.options.connect_timeout,
+                                      around.hear,
+                                      limits_of(begun.options)
+                                  } {
+    if (around.is_renumbered) {
+        rank_.renumber();
+    }
+    rank_.meet(concat(
+        "waits for all ranks at ",
+        endpoint_text(begun.options.address, begun.options.port),
+        ": start all ranks of a job, with the same address, port and secret"
+    ));
+    rank_.set_deadline(begun.options.deadline);
+}
+
+JOINABLE_DEFINITION TcpEnd::~TcpEnd() {
+    if (unwinding_.has_begun()) {
+        abort_for_exception(rank_, "the scope of its communicator");
+    }
+}
+
+JOINABLE_DEFINITION TcpWork TcpEnd::post(Request const& request, Descriptor const& shown) {
+    Descriptor const& signature = request.signature;
+    if (signature.count > most_frame_bytes / size_of(signature.dtype)) {
+        throw ContractViolation{concat(
             "a collective by TCP moves at most ",
-            detail::most_frame_bytes,
+            most_frame_bytes,
             " bytes, but was given ",
             signature.count,
             " elements of ",
@@ -3040,7 +3003,7 @@ TcpCommunicator::post(detail::Request const& request, detail::Descriptor const& 
     return {rank_, rank_.post(request, shown)};
 }
 
-}} // namespace joinable::v0
+}}} // namespace joinable::v0::detail
 
 #endif
 

@@ -32,6 +32,10 @@
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+class TcpEnd;
+} // namespace detail
+
 /// Listens for rank 0 before it attaches. It is for programs that let the system choose a port and
 /// tell the other ranks themselves. Ranks that connect before rank 0 attaches wait. A process that is forked
 /// before keeps the port, also when this listener is destroyed unused.
@@ -55,24 +59,60 @@ public:
     }
 
 private:
-    friend class TcpCommunicator;
+    friend class detail::TcpEnd;
     detail::Socket socket_;
 };
-
-class TcpCommunicator;
 
 /// A collective of ranks that TCP connects.
 using TcpWork = detail::WorkOf<detail::TcpRank, std::uint64_t>;
 
 namespace detail {
-struct TcpInside;
-
 /// The facts of a rank of another communicator, beside its connection.
 struct TcpSurroundings {
     Hear hear = {}; ///< asked in every wait, also while the rank attaches
     /// Where rank 0 is, if not where the options say.
     std::function<std::optional<TcpOptions>(TcpOptions const&)> look = {};
     bool is_renumbered = false; ///< see Communicator
+};
+
+/// One end of the connections by which ranks meet: the rank, and on rank 0 the hub. It is a TcpCommunicator, or it stands
+/// beside the other connections of a transport.
+class TcpEnd : public RankMembers<TcpEnd>, public BasicCollectives<TcpEnd, TcpWork> {
+public:
+    /// Collective; blocks until all ranks have met. Only rank 0 may have a listener.
+    /// @throws as TcpCommunicator::attach.
+    TcpEnd(
+        TcpOptions const& options,
+        std::optional<TcpListener> listener = std::nullopt,
+        TcpSurroundings const& around = {}
+    );
+    TcpEnd(TcpEnd const&) = delete;
+    TcpEnd& operator=(TcpEnd const&) = delete;
+    ~TcpEnd();
+
+    /// Posts a request. Errors show `shown`: a collective of another transport for which it stands.
+    TcpWork post(Request const& request, Descriptor const& shown);
+    TcpWork post(Request const& request) { return post(request, request.signature); }
+    [[nodiscard]] TcpRank& own_rank() const noexcept { return rank_; }
+
+private:
+    /// A rank that has not met the others yet.
+    struct Begun {
+        BackgroundThread hub; ///< on rank 0, also while that computes
+        Socket socket;
+        TcpOptions options; ///< with the port that rank 0 listens on
+    };
+
+    TcpEnd(Begun begun, TcpSurroundings const& around);
+    [[nodiscard]] static Begun begin(
+        TcpOptions const& options,
+        std::optional<TcpListener> listener,
+        TcpSurroundings const& around
+    );
+
+    BackgroundThread hub_;
+    mutable TcpRank rank_; // asking reads incoming messages
+    Unwinding unwinding_;
 };
 } // namespace detail
 
@@ -100,8 +140,7 @@ struct TcpSurroundings {
 /// it ends, and its calls throw ContractViolation.
 ///
 /// A collective of more than 1 GiB throws ContractViolation before any data moves.
-class TcpCommunicator : public detail::RankMembers<TcpCommunicator>,
-                        public detail::BasicCollectives<TcpCommunicator, TcpWork> {
+class TcpCommunicator : public detail::TcpEnd {
 public:
     static constexpr std::string_view transport = "tcp";
     /// Whether a launcher started this process and says where rank 0 is. Local.
@@ -115,11 +154,13 @@ public:
     ///                             another job, secret or world size.
     /// @throws CommunicationError  rank 0 cannot listen there; another program answers, or one with
     ///                             another version of this library.
-    static TcpCommunicator attach(TcpOptions const& options);
+    static TcpCommunicator attach(TcpOptions const& options) { return TcpCommunicator{options}; }
     /// The same for rank 0, with a listener that it has already. The address and port of the
     /// options are ignored.
     /// @throws ContractViolation  also if this is not rank 0.
-    static TcpCommunicator attach(TcpListener listener, TcpOptions const& options);
+    static TcpCommunicator attach(TcpListener listener, TcpOptions const& options) {
+        return TcpCommunicator{options, std::move(listener)};
+    }
     /// Attaches a rank that mpirun, mpiexec, torchrun or srun started; see tcp_environment().
     /// @throws ContractViolation  also if tcp_environment() fails.
     static TcpCommunicator from_environment(std::chrono::nanoseconds deadline = default_deadline) {
@@ -129,73 +170,18 @@ public:
         return attach(options);
     }
 
-    TcpCommunicator(TcpCommunicator const&) = delete;
-    TcpCommunicator& operator=(TcpCommunicator const&) = delete;
     /// The rank leaves: ranks that wait for it throw PeerFailed. Blocks briefly, or for its patience
     /// if a rank does not answer.
-    ~TcpCommunicator();
+    ~TcpCommunicator() = default;
 
 private:
-    /// The two ends of the connection between rank 0 and its hub.
-    struct Ends {
-        detail::Socket hub;
-        detail::Socket rank;
-    };
+    using TcpEnd::own_rank, TcpEnd::post; // not for users
 
-    TcpCommunicator(
-        detail::BackgroundThread hub,
-        detail::Socket socket,
-        TcpOptions const& options,
-        detail::TcpSurroundings const& around
-    );
-
-    static TcpCommunicator attach(
-        TcpOptions const& options,
-        std::optional<TcpListener> listener,
-        detail::TcpSurroundings const& around
-    );
-    static void check(TcpOptions const& options);
-
-    static detail::TcpJob job_of(TcpOptions const& options) {
-        return {options.size, options.job, options.secret};
-    }
-    static detail::Socket connect(TcpOptions options, detail::TcpSurroundings const& around);
-    static Ends connected();
-
-    friend class detail::RankMembers<TcpCommunicator>;
-    [[nodiscard]] detail::TcpRank& own_rank() const noexcept { return rank_; }
-    friend class detail::BasicCollectives<TcpCommunicator, TcpWork>;
-    friend struct detail::TcpInside;
-    TcpWork post(detail::Request const& request) { return post(request, request.signature); }
-    TcpWork post(detail::Request const& request, detail::Descriptor const& shown);
-
-    detail::BackgroundThread hub_; // on rank 0, also while that computes
-    mutable detail::TcpRank rank_; // asking reads incoming messages
-    detail::Unwinding unwinding_;
+    explicit TcpCommunicator(
+        TcpOptions const& options, std::optional<TcpListener> listener = std::nullopt
+    )
+        : TcpEnd{options, std::move(listener)} {}
 };
-
-namespace detail {
-/// For a communicator whose ranks meet by TCP beside their other connections.
-struct TcpInside {
-    /// As TcpCommunicator::attach(). Only rank 0 may have a listener.
-    [[nodiscard]] static TcpCommunicator attach(
-        TcpOptions const& options,
-        std::optional<TcpListener> listener,
-        TcpSurroundings const& around
-    ) {
-        return TcpCommunicator::attach(options, std::move(listener), around);
-    }
-    /// Posts a request that stands for a collective of the other communicator. Errors show that one.
-    static TcpWork post(TcpCommunicator& comm, Request const& request, Descriptor const& shown) {
-        return comm.post(request, shown);
-    }
-    /// Asks rank 0 at the deadline of a wait for `peer`: see TcpRank::ask_about().
-    [[nodiscard]] static std::chrono::nanoseconds
-    ask_about(TcpCommunicator& comm, int peer, std::string const& meanwhile) {
-        return comm.rank_.ask_about(peer, meanwhile);
-    }
-};
-} // namespace detail
 
 }} // namespace joinable::v0
 

@@ -326,7 +326,7 @@ private:
         } else if (longest_gap) {
             message.waited.extend_when_reached(options_.deadline, gap, [&] {
                 return std::optional{
-                    TcpInside::ask_about(control_, message.peer, "waits in " + waiting_in(message))
+                    control_.own_rank().ask_about(message.peer, "waits in " + waiting_in(message))
                 };
             });
         }
@@ -429,8 +429,7 @@ private:
         return !reason || has_any_left() ? own_reason_ : reason;
     }
     /// An abort of the parent reaches every wait.
-    static TcpCommunicator
-    attached(GlooMeeting& rendezvous, std::shared_ptr<GlooRank> const& parent) {
+    static TcpEnd attached(GlooMeeting& rendezvous, std::shared_ptr<GlooRank> const& parent) {
         if (parent != nullptr) {
             rendezvous.hear = [parent] { return parent->reason_for_groups(); };
         }
@@ -472,13 +471,11 @@ private:
 
     [[nodiscard]] TcpWork arrive(GlooArrival& arrival, Descriptor const& shown) {
         RequestsOf const requests{rank(), size()};
-        return TcpInside::post(
-            control_, requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown
-        );
+        return control_.post(requests.all_reduce(arrival.buffer(), ReduceOp::sum), shown);
     }
 
     std::shared_ptr<GlooRank> parent_;
-    TcpCommunicator control_;
+    TcpEnd control_;
     TcpOptions options_; ///< by which the ranks have met
     std::string own_address_;
     std::optional<GlooMesh> mesh_;

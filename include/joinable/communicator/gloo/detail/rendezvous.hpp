@@ -34,7 +34,7 @@
 #include <joinable/error.hpp>
 
 /// @file
-/// How the ranks of a job find each other: they attach to the hub of a TcpCommunicator, at an
+/// How the ranks of a job find each other: they attach to the hub of a TcpEnd, at an
 /// address that they know or read in a file.
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -210,7 +210,7 @@ struct GlooMeeting {
 
     /// Collective; blocks. An earlier job may have left its file: rank 0 writes another one then, and
     /// `options` are those by which the ranks have met.
-    [[nodiscard]] TcpCommunicator attach() {
+    [[nodiscard]] TcpEnd attach() {
         struct Removal { // also when some ranks did not come
             MeetingFile const* file;
             ~Removal() {
@@ -230,7 +230,7 @@ struct GlooMeeting {
             options = found;
             return found;
         };
-        return TcpInside::attach(options, std::move(listener), {hear, look, is_renumbered});
+        return TcpEnd{options, std::move(listener), {hear, look, is_renumbered}};
     }
     /// The address of this rank's machine on the way to rank 0. Call it after attach().
     /// @throws CommunicationError
@@ -256,7 +256,7 @@ private:
 // -- small exchanges of the ranks ---------------------------------------------------------------
 
 /// The same number of bytes from each rank. Collective; blocks.
-[[nodiscard]] inline std::vector<char> share(TcpCommunicator& comm, std::vector<char> const& own) {
+[[nodiscard]] inline std::vector<char> share(TcpEnd& comm, std::vector<char> const& own) {
     std::vector<char> all(own.size() * static_cast<std::size_t>(comm.size()));
     auto const begin = static_cast<std::ptrdiff_t>(own.size()) * comm.rank();
     std::copy(own.begin(), own.end(), all.begin() + begin);
@@ -264,7 +264,7 @@ private:
     return all;
 }
 template <class T>
-[[nodiscard]] std::vector<T> share_value(TcpCommunicator& comm, T const& own) {
+[[nodiscard]] std::vector<T> share_value(TcpEnd& comm, T const& own) {
     std::vector<char> bytes(sizeof(T));
     std::memcpy(bytes.data(), &own, sizeof(T));
     bytes = share(comm, bytes);
@@ -276,7 +276,7 @@ template <class T>
 /// Where the ranks of one color meet. `number` is that of the split, `options` and `own_address` are
 /// this rank's in `comm`. Collective; blocks.
 [[nodiscard]] inline GlooMeeting meeting_of_group(
-    TcpCommunicator& comm,
+    TcpEnd& comm,
     TcpOptions const& options,
     std::string const& own_address,
     std::uint64_t number,

@@ -65,7 +65,7 @@ MUTATIONS = [
     ),
     Mutation(
         "joined-ranks-keep-rows", "bucket/impl/gradients.ipp",
-        "                } else if (has(i)) {\n                    sparse_.clear(i);\n", "                } else if (false) {\n",
+        "                } else if (has(i)) {\n                    clear_rows(i);\n", "                } else if (false) {\n",
         "bucket/sparse.test.cpp", "all ranks get the sum*",
     ),
     Mutation(
@@ -80,7 +80,7 @@ MUTATIONS = [
     ),
     Mutation(
         "rows-outlive-their-reducer", "bucket/impl/gradients.ipp",
-        "sparse_.has(i) ? sparse_.is_resident(i) : is_resident(i)", "!sparse_.has(i) && is_resident(i)",
+        "travels_as_rows(i) ? sparse_.is_resident(i) : is_resident(i)", "!sparse_.has(i) && is_resident(i)",
         "bucket/sparse.test.cpp", "rows of the last own round*",
     ),
     Mutation(
@@ -102,6 +102,46 @@ MUTATIONS = [
         "rows-that-a-rank-did-not-mark-are-sent-again", "bucket/reducer.hpp",
         "        for_each_sparse([&](std::size_t i) { iteration_.take_unused(i); });\n", "",
         "bucket/sparse.test.cpp", "*",
+    ),
+    Mutation(
+        "rows-as-dense-add-to-what-the-bucket-has", "bucket/detail/impl/sparse_gradients.ipp",
+        "    fill_zero(place);\n    for (std::size_t k = 0; is_any", "    for (std::size_t k = 0; is_any",
+        "bucket/sparse.test.cpp", "rows as dense gradients*",
+    ),
+    Mutation(
+        "rows-that-lie-in-the-bucket-are-added-to-it", "bucket/detail/impl/sparse_gradients.ipp",
+        "if (is_any && is_all_of(i, place)) {", "if (false) {",
+        "bucket/sparse.test.cpp", "a pass may add rows*",
+    ),
+    Mutation(
+        "rows-as-dense-are-not-scaled", "bucket/impl/gradients.ipp",
+        "            device().scale_copy(*places_[i], factor, *places_[i]);\n", "",
+        "bucket/sparse.test.cpp", "rows as dense gradients need*",
+    ),
+    Mutation(
+        "joined-ranks-keep-rows-as-dense", "bucket/impl/gradients.ipp",
+        "            zero(i);\n            hand_back(i);\n", "",
+        "bucket/sparse.test.cpp", "rows as dense gradients are the sums*",
+    ),
+    Mutation(
+        "engines-keep-rows-where-buckets-were", "bucket/impl/gradients.ipp",
+        "        for (std::size_t const i : residents) {\n            hand_back(i);", "        for (std::size_t const i : residents) {\n            static_cast<void>(i);",
+        "bucket/sparse.test.cpp", "a pass may add rows*",
+    ),
+    Mutation(
+        "untouched-rows-as-dense-are-overwritten", "bucket/impl/gradients.ipp",
+        "return parameters_[i].can_set_grad() || sparse_.has(i);", "return parameters_[i].can_set_grad();",
+        "bucket/sparse.test.cpp", "rows as dense gradients stay*",
+    ),
+    Mutation(
+        "rows-as-dense-need-all-gather", "bucket/impl/gradients.ipp",
+        "sparse_.empty() || is_sparse_dense_ ?", "sparse_.empty() ?",
+        "bucket/sparse.test.cpp", "rows as dense gradients need*",
+    ),
+    Mutation(
+        "rows-beside-a-dense-gradient-are-dropped", "bucket/impl/gradients.ipp",
+        "if (sparse_.has(i) && parameters_[i].sparse_grad().values.numel() != 0) {", "if (false) {",
+        "bucket/sparse.test.cpp", "rows that do not fit a dense*",
     ),
     Mutation(
         "ranks-do-not-compare-which-gradients-are-rows", "participant/detail/impl/model_checks.ipp",
@@ -2658,8 +2698,8 @@ MUTATIONS = [
     ),
     Mutation(
         "local-gradients-are-packed", "bucket/impl/gradients.ipp",
-        "        if (!sends_) {\n            return;\n        }\n        if (!gradient",
-        "        if (!gradient",
+        "        if (!sends_) {\n            return;\n        }\n        if (factor",
+        "        if (factor",
         "participant/no_reduction.test.cpp", "gradients stay bit for bit*",
     ),
     Mutation(
@@ -2676,8 +2716,8 @@ MUTATIONS = [
     ),
     Mutation(
         "local-gradients-are-backed-up", "bucket/impl/gradients.ipp",
-        "return sparse_.has(i) || (!sends_ && !are_views_);",
-        "return sparse_.has(i);",
+        "return travels_as_rows(i) || (!sends_ && !are_views_);",
+        "return travels_as_rows(i);",
         "participant/no_reduction.test.cpp", "buckets have memory*",
     ),
     Mutation(

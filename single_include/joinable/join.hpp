@@ -3486,7 +3486,7 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static bool is_sparse(P const& p)`           | optional, with the next two: whether the         |
 /// |                                               | gradient is rows of an embedding. Asked when the |
 /// |                                               | reducer or participant is made; then grad(p) is  |
-/// |                                               | empty                                            |
+/// |                                               | empty (sparse_as_dense: or these rows are)       |
 /// | `static SparseRows sparse_grad(P& p)`         | the rows; a row may be there several times, in   |
 /// |                                               | any order: they are added. Empty = no gradient   |
 /// | `static void set_sparse_grad(P& p,            | makes `rows` the gradient: the rows of all ranks,|
@@ -6829,6 +6829,9 @@ struct BucketOptions {
     bool rebuild_buckets = true;
     JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
     UnusedGradients unused_gradients = UnusedGradients::zero;
+    /// Gradients that are rows (parameter_traits::is_sparse) travel as dense ones: the rows are added in the bucket,
+    /// and the parameter gets the bucket's view by set_grad; without set_grad, all its rows by set_sparse_grad.
+    bool sparse_as_dense = false;
 };
 
 namespace detail {
@@ -8049,10 +8052,11 @@ struct RowList {
 
 /// The gradients of a model that are rows of embeddings, on the host. What ranks send of them depends on the batch,
 /// so they lie in no bucket: after the last bucket each rank gathers how many rows the others have, then the rows. All
-/// ranks add them in rank order. Local.
+/// ranks add them in rank order. Where they travel as dense ones, it adds them up in the bucket. Local.
 class SparseGradients {
 public:
-    SparseGradients(ParameterList parameters, int rank, int size);
+    /// `as_dense`: the gradients travel in buckets.
+    SparseGradients(ParameterList parameters, int rank, int size, bool as_dense = false);
 
     /// The parameters whose gradients are rows, in the order of the list.
     [[nodiscard]] std::vector<std::size_t> const& parameters() const noexcept { return listed_; }
@@ -8072,6 +8076,14 @@ public:
     /// Takes the rows of gradient `i`, times the factor, each once.
     /// @throws ContractViolation  an index is out of range, or indices or values do not fit the parameter.
     void pack(std::size_t i);
+    /// The sum of the rows of gradient `i` in `place`, zeros elsewhere. Rows that lie there stay. Then all rows of `place`
+    /// can be the gradient.
+    /// @throws ContractViolation  as pack(). `place` is as before.
+    void scatter(std::size_t i, AnyView const& place);
+    /// Whether gradient `i` is all rows of `place`, where they lie.
+    [[nodiscard]] bool is_all_of(std::size_t i, AnyView const& place) const;
+    /// Makes all rows of `place` gradient `i`.
+    void deliver_all(std::size_t i, AnyView const& place);
     /// This rank has no rows of gradient `i`.
     void zero(std::size_t i) { at(i).mine.resize(0, 0); }
 
@@ -8125,8 +8137,11 @@ private:
     [[nodiscard]] Sparse& at(std::size_t i) noexcept { return sparse_[position_[i]]; }
     [[nodiscard]] std::string describe(std::size_t i) const;
     void require_fit(std::size_t i, SparseRows const& rows) const;
+    /// Reads the indices of gradient `i` to `raw_`. False: there is no gradient.
+    [[nodiscard]] bool take_indices(std::size_t i, SparseRows const& rows);
     [[nodiscard]] static SparseRows rows_of(Sparse& sparse, RowList& rows);
     [[nodiscard]] static AnyView row_of(Sparse const& sparse, std::byte* data);
+    [[nodiscard]] static AnyView row_at(AnyView const& rows, std::size_t row);
 
     /// Returns the rows of all ranks.
     std::size_t begin_gathering(std::size_t i);
@@ -8150,6 +8165,8 @@ private:
     RowList raw_;
     std::vector<std::size_t> rank_counts_;
     std::vector<std::size_t> order_;
+    std::vector<std::int64_t>
+        all_; ///< the indices of the most rows of a parameter that travel as dense
 };
 
 }}} // namespace joinable::v0::detail
@@ -8165,7 +8182,7 @@ private:
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION
-SparseGradients::SparseGradients(ParameterList parameters, int rank, int size)
+SparseGradients::SparseGradients(ParameterList parameters, int rank, int size, bool as_dense)
     : parameters_{std::move(parameters)}, rank_{rank}, position_(parameters_.size(), nowhere) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
         if (!parameters_[i].requires_grad() || !parameters_[i].is_sparse()) {
@@ -8184,11 +8201,14 @@ SparseGradients::SparseGradients(ParameterList parameters, int rank, int size)
         }
         position_[i] = listed_.size();
         listed_.push_back(i);
-        Sparse& sparse = sparse_.emplace_back(Sparse{i, value.extents(), value.dtype(), {}, {}});
+        DType const dtype = as_dense ? grad_dtype(parameters_, i) : value.dtype();
+        Sparse& sparse = sparse_.emplace_back(Sparse{i, value.extents(), dtype, {}, {}});
         for (std::size_t d = 1; d < sparse.extents.size(); ++d) {
             sparse.numel_of_row *= sparse.extents[d];
         }
+        all_.resize((std::max)(all_.size(), as_dense ? sparse.extents[0] : 0));
     }
+    std::iota(all_.begin(), all_.end(), std::int64_t{0});
     mine_.resize(listed_.size());
     counts_.resize(listed_.size() * static_cast<std::size_t>(size));
     rank_counts_.resize(static_cast<std::size_t>(size));
@@ -8234,17 +8254,13 @@ JOINABLE_DEFINITION void SparseGradients::require_no_dense(std::size_t i) const 
     }
 }
 
-JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
-    require_no_dense(i);
-    Sparse& sparse = at(i);
-    SparseRows const rows = parameters_[i].sparse_grad();
+JOINABLE_DEFINITION bool SparseGradients::take_indices(std::size_t i, SparseRows const& rows) {
     if (!rows && !rows.indices) {
-        zero(i);
-        return;
+        return false;
     }
     require_fit(i, rows);
-    std::size_t const count = rows.indices.numel();
-    raw_.resize(count, sparse.row_bytes());
+    Sparse const& sparse = at(i);
+    raw_.indices.resize(rows.indices.numel());
     if (rows.indices.dtype() == DType::i64) {
         auto const indices = rows.indices.as<std::int64_t>();
         std::copy(indices.begin(), indices.end(), raw_.indices.begin());
@@ -8265,10 +8281,51 @@ JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
             )};
         }
     }
+    return true;
+}
+
+JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
+    require_no_dense(i);
+    SparseRows const rows = parameters_[i].sparse_grad();
+    if (!take_indices(i, rows)) {
+        zero(i);
+        return;
+    }
+    Sparse& sparse = at(i);
+    raw_.resize(raw_.indices.size(), sparse.row_bytes());
     copy(rows.values, rows_of(sparse, raw_).values);
     coalesce(sparse, raw_, sparse.mine);
     AnyView const mine = rows_of(sparse, sparse.mine).values;
     scale_copy(mine, factor_, mine); // after the additions, as a dense gradient is
+}
+
+JOINABLE_DEFINITION AnyView SparseGradients::row_at(AnyView const& rows, std::size_t row) {
+    Shape extents = rows.extents();
+    Shape strides = rows.strides();
+    std::size_t const offset = row * strides[0] * size_of(rows.dtype());
+    extents[0] = strides[0] = 1;
+    return {static_cast<std::byte*>(rows.data()) + offset, rows.dtype(), extents, strides};
+}
+
+JOINABLE_DEFINITION void SparseGradients::scatter(std::size_t i, AnyView const& place) {
+    SparseRows const rows = parameters_[i].sparse_grad();
+    bool const is_any = take_indices(i, rows);
+    if (is_any && is_all_of(i, place)) {
+        return;
+    }
+    fill_zero(place);
+    for (std::size_t k = 0; is_any && k < raw_.indices.size(); ++k) {
+        add(row_at(rows.values, k), row_at(place, static_cast<std::size_t>(raw_.indices[k])));
+    }
+}
+
+JOINABLE_DEFINITION bool SparseGradients::is_all_of(std::size_t i, AnyView const& place) const {
+    AnyView const values = parameters_[i].sparse_grad().values;
+    return values.numel() != 0 && values.data() == place.data() && values.numel() == place.numel();
+}
+
+JOINABLE_DEFINITION void SparseGradients::deliver_all(std::size_t i, AnyView const& place) {
+    parameters_[i].set_sparse_grad({{all_.data(), DType::i64, {place.extents()[0]}, {1}}, place});
 }
 
 JOINABLE_DEFINITION SparseGradients::Gather SparseGradients::counts() {
@@ -8595,7 +8652,8 @@ public:
           sends_{sends}, are_views_{options.gradient_as_bucket_view},
           only_existing_{options.find_unused || options.static_graph},
           joined_{options.joined_gradients}, limits_{bucket_limits(options)},
-          sparse_{parameters_, rank, size}, dense_{in_buckets(trained_)},
+          is_sparse_dense_{options.sparse_as_dense},
+          sparse_{parameters_, rank, size, is_sparse_dense_}, dense_{in_buckets(trained_)},
           layout_{layout_of(rebuilds(options) && sends ? one_bucket() : limits_, memory)},
           backup_{needs_backup() ? layout_of(one_bucket(), memory) : BucketLayout{}},
           places_(parameters_.size()), backup_places_(parameters_.size()),
@@ -8617,7 +8675,7 @@ public:
                     "false, or make it a buffer"
                 )};
             }
-            if (sparse_.has(i)) {
+            if (travels_as_rows(i)) {
                 check_value(parameters_, i, memory.id());
                 sparse_.require_no_dense(i);
             } else if (AnyView const gradient = parameters_[i].grad()) {
@@ -8635,7 +8693,7 @@ public:
     ~BucketGradients() override {
         for (std::size_t const i : trained_) {
             try {
-                bool const is_ours = sparse_.has(i) ? sparse_.is_resident(i) : is_resident(i);
+                bool const is_ours = travels_as_rows(i) ? sparse_.is_resident(i) : is_resident(i);
                 if (parameters_[i].can_release_grad() && is_ours) {
                     parameters_[i].release_grad();
                 }
@@ -8648,7 +8706,7 @@ public:
         return layout_.buckets();
     }
     [[nodiscard]] SparseGradients* sparse() noexcept override {
-        return sparse_.empty() ? nullptr : &sparse_;
+        return sparse_.empty() || is_sparse_dense_ ? nullptr : &sparse_;
     }
     [[nodiscard]] std::size_t without_bucket() const noexcept override {
         return trained_.size() - dense_.size();
@@ -8661,11 +8719,14 @@ public:
         }
         for (std::size_t const i : dense_) {
             AnyView const gradient = parameters_[i].grad();
+            bool const is_there = has(i);
             if (gradient) {
                 device().copy(gradient, *places_[i]);
+            } else if (is_there) {
+                sparse_.scatter(i, *places_[i]);
             }
-            if (gradient || !only_existing_) {
-                parameters_[i].set_grad(*places_[i]);
+            if (is_there || !only_existing_) {
+                hand_back(i);
             }
         }
         device().finish();
@@ -8677,7 +8738,7 @@ public:
     [[nodiscard]] bool copies_without_need() const override {
         return !are_views_ && std::any_of(dense_.begin(), dense_.end(), [&](std::size_t i) {
             return in_place_[i] == nullptr && parameters_[i].can_set_grad() && has(i) &&
-                   !is_resident(i);
+                   !is_rows(i) && !is_resident(i);
         });
     }
     void leave_in_place(MemoryInReach is_in_reach) override {
@@ -8723,13 +8784,20 @@ public:
     }
 
     void pack(std::size_t i, double factor) override {
-        if (sparse_.has(i) && sends_) {
+        if (travels_as_rows(i) && sends_) {
             factor == 0.0 ? sparse_.zero(i) : sparse_.pack(i);
             return;
         }
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
             require_fit(i, gradient);
+            if (sparse_.has(i) && parameters_[i].sparse_grad().values.numel() != 0) {
+                throw ContractViolation{concat(
+                    describe(i),
+                    " has a dense gradient and a sparse one; let set_grad drop the rows, and "
+                    "a pass add to what is there"
+                )};
+            }
         } else if (!sparse_.has(i) && parameters_[i].sparse_grad().values.numel() != 0) {
             throw ContractViolation{concat(
                 describe(i),
@@ -8740,8 +8808,14 @@ public:
         if (!sends_) {
             return;
         }
-        if (!gradient || factor == 0.0) {
+        if (factor == 0.0 || (!gradient && !sparse_.has(i))) {
             zero(i);
+            return;
+        }
+        if (!gradient) {
+            in_place_[i] = nullptr;
+            sparse_.scatter(i, *places_[i]);
+            device().scale_copy(*places_[i], factor, *places_[i]);
             return;
         }
         if (is_in_reach_.comm != nullptr) {
@@ -8756,7 +8830,7 @@ public:
         }
     }
     void zero(std::size_t i) override {
-        if (sparse_.has(i)) {
+        if (travels_as_rows(i)) {
             sparse_.zero(i);
             return;
         }
@@ -8783,12 +8857,12 @@ public:
     [[nodiscard]] JoinedGradients joined_gradients() const noexcept override { return joined_; }
     void follow_others(std::size_t i, OtherGradient other) override {
         is_of_others_[i] = has_joined_;
-        if (sparse_.has(i)) {
+        if (is_rows(i)) {
             bool const is_there = has(i);
             if (is_there && other == OtherGradient::none && parameters_[i].can_release_grad()) {
                 parameters_[i].release_grad();
             } else if (is_there || other == OtherGradient::zeros) {
-                sparse_.clear(i);
+                clear_rows(i);
             }
             return;
         }
@@ -8808,10 +8882,10 @@ public:
     void end_guard() override {
         for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
             if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
-                if (!sparse_.has(i)) {
+                if (!is_rows(i)) {
                     clear_gradient(parameters_[i], device());
                 } else if (has(i)) {
-                    sparse_.clear(i);
+                    clear_rows(i);
                 }
             }
             is_of_others_[i] = false;
@@ -8824,7 +8898,7 @@ public:
             return;
         }
         is_of_others_[i] = has_joined_;
-        if (sparse_.has(i)) {
+        if (travels_as_rows(i)) {
             sparse_.deliver(i);
             return;
         }
@@ -8847,8 +8921,8 @@ public:
         }
         if (gradient && !are_views_) {
             device().copy(view, gradient);
-        } else if (parameter.can_set_grad()) {
-            parameter.set_grad(view);
+        } else if (parameter.can_set_grad() || sparse_.has(i)) {
+            hand_back(i);
         } else {
             throw ContractViolation{concat(
                 describe(i),
@@ -8871,14 +8945,14 @@ public:
         }
         find_places();
         for (std::size_t const i : residents) {
-            parameters_[i].set_grad(*places_[i]);
+            hand_back(i);
         }
     }
 
 private:
     [[nodiscard]] std::vector<std::size_t> in_buckets(std::vector<std::size_t> list) const {
         std::erase_if(list, [&](std::size_t i) {
-            return sparse_.has(i) || (!sends_ && !are_views_);
+            return travels_as_rows(i) || (!sends_ && !are_views_);
         });
         return list;
     }
@@ -8894,7 +8968,7 @@ private:
     [[nodiscard]] bool needs_backup() const {
         return joined_ == JoinedGradients::untouched && sends_ &&
                std::any_of(dense_.begin(), dense_.end(), [&](std::size_t i) {
-                   return parameters_[i].can_set_grad();
+                   return parameters_[i].can_set_grad() || sparse_.has(i);
                });
     }
 
@@ -8960,7 +9034,34 @@ private:
     /// Whether the gradient lives in its bucket.
     [[nodiscard]] bool is_resident(std::size_t i) const {
         AnyView const gradient = parameters_[i].grad();
-        return gradient && places_[i] != nullptr && gradient.data() == places_[i]->data();
+        return places_[i] != nullptr &&
+               (gradient ? gradient.data() == places_[i]->data()
+                         : sparse_.has(i) && sparse_.is_all_of(i, *places_[i]));
+    }
+    /// Whether gradient `i` is rows that travel as such.
+    [[nodiscard]] bool travels_as_rows(std::size_t i) const noexcept {
+        return sparse_.has(i) && !is_sparse_dense_;
+    }
+    /// Whether gradient `i` is rows now, or would be.
+    [[nodiscard]] bool is_rows(std::size_t i) const {
+        return travels_as_rows(i) || (sparse_.has(i) && !parameters_[i].grad());
+    }
+    /// Makes a gradient of rows zero.
+    void clear_rows(std::size_t i) {
+        if (travels_as_rows(i)) {
+            sparse_.clear(i);
+        } else {
+            zero(i);
+            hand_back(i);
+        }
+    }
+    /// Makes the view in the bucket gradient `i`.
+    void hand_back(std::size_t i) {
+        if (parameters_[i].can_set_grad()) {
+            parameters_[i].set_grad(*places_[i]);
+        } else {
+            sparse_.deliver_all(i, *places_[i]);
+        }
     }
 
     void require_fit(std::size_t i, AnyView const& gradient) const {
@@ -9000,8 +9101,9 @@ private:
     bool has_joined_ = false; ///< in this iteration
     MemoryInReach is_in_reach_;
     std::vector<std::size_t> limits_;
+    bool is_sparse_dense_; ///< gradients that are rows travel in buckets
     SparseGradients sparse_;
-    std::vector<std::size_t> dense_; ///< the other trained ones, in the same order
+    std::vector<std::size_t> dense_; ///< the trained ones that travel in buckets, in the same order
     BucketLayout layout_;
     /// Holds gradients that live in buckets while the buckets carry the averages of others. All
     /// ranks reduce in the same buckets, because communicators have registered them.
@@ -9768,8 +9870,8 @@ public:
     /// Local. Buckets are in arenas of make_arena(). `comm` and the objects that the parameters
     /// refer to must outlive the reducer.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
-    ///         gradient does not fit its value; gradients as bucket views lack set_grad; gradients are rows,
-    ///         and `comm` has no all_gather or the reduction does not deliver; neither
+    ///         gradient does not fit its value; gradients as bucket views lack set_grad; gradients are rows that
+    ///         travel as such, and `comm` has no all_gather or the reduction does not deliver; neither
     ///         the device (Device::can_scale()) nor the reduction can scale gradients. Nothing was
     ///         changed.
     Reducer(
@@ -9812,7 +9914,7 @@ public:
                 " has sparse gradients, but ",
                 AllGathers<Comm> ? "the reduction delivers no averages"
                                  : "this communicator has no all_gather; give it one",
-                ", or give dense gradients"
+                ", give dense gradients, or set sparse_as_dense"
             )};
         }
         order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
@@ -15832,6 +15934,12 @@ struct DataParallelOptions {
     /// weights of Embedding and EmbeddingBag with sparse(true), which are found. They travel as the
     /// rows that ranks have. Others say so by parameter_traits::is_sparse.
     std::vector<std::string> sparse = {};
+    /// Gradients that are rows travel in buckets, as dense ones do: for a batch that uses most rows, an optimizer that
+    /// takes no rows, a reduction, or a communicator without all_gather. They are added up in the bucket, which is the
+    /// dense gradient's only memory. The parameter gets the average there: by parameter_traits::set_grad as a dense
+    /// gradient; without set_grad by set_sparse_grad as rows, all of them. As for a bucket view, the
+    /// memory is valid until the next iteration begins or the model ends.
+    bool sparse_as_dense = false;
 };
 
 namespace detail {
@@ -15848,6 +15956,7 @@ namespace detail {
         .rebuild_buckets = options.rebuild_buckets,
         .joined_gradients = options.joined_gradients,
         .unused_gradients = options.unused_gradients,
+        .sparse_as_dense = options.sparse_as_dense,
     };
 }
 
@@ -16244,6 +16353,7 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("model_name", options.model_name);
     list.add("ignore", options.ignore);
     list.add("sparse", options.sparse);
+    list.add("sparse_as_dense", options.sparse_as_dense);
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {

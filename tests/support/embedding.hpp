@@ -39,6 +39,11 @@ struct ViewedEmbedding {
     std::vector<float> rows = {};
 };
 
+/// What an engine keeps whose gradients are rows or dense, as libtorch's are.
+struct EitherEmbedding : ViewedEmbedding {
+    joinable::AnyView dense = {}; ///< in the place of `gradient`, if there is one
+};
+
 } // namespace joinable_tests
 
 template <>
@@ -98,4 +103,20 @@ struct joinable::parameter_traits<joinable_tests::ViewedEmbedding> {
         p.gradient = given;
     }
     static void release_grad(joinable_tests::ViewedEmbedding& p) { p.gradient = {}; }
+};
+
+template <>
+struct joinable::parameter_traits<joinable_tests::EitherEmbedding>
+    : joinable::parameter_traits<joinable_tests::ViewedEmbedding> {
+    static std::optional<StridedView<float>> grad(joinable_tests::EitherEmbedding& p) {
+        return p.dense ? std::optional{p.dense.as<float>()} : std::nullopt;
+    }
+    static void set_grad(joinable_tests::EitherEmbedding& p, AnyView const& view) {
+        p.dense = view;
+        p.gradient = {};
+    }
+    static void release_grad(joinable_tests::EitherEmbedding& p) {
+        p.dense = {};
+        p.gradient = {};
+    }
 };

@@ -66,6 +66,9 @@ struct BucketOptions {
     bool rebuild_buckets = true;
     JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
     UnusedGradients unused_gradients = UnusedGradients::zero;
+    /// Gradients that are rows (parameter_traits::is_sparse) travel as dense ones: the rows are added in the bucket,
+    /// and the parameter gets the bucket's view by set_grad; without set_grad, all its rows by set_sparse_grad.
+    bool sparse_as_dense = false;
 };
 
 namespace detail {

@@ -65,8 +65,8 @@ public:
     /// Local. Buckets are in arenas of make_arena(). `comm` and the objects that the parameters
     /// refer to must outlive the reducer.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
-    ///         gradient does not fit its value; gradients as bucket views lack set_grad; gradients are rows,
-    ///         and `comm` has no all_gather or the reduction does not deliver; neither
+    ///         gradient does not fit its value; gradients as bucket views lack set_grad; gradients are rows that
+    ///         travel as such, and `comm` has no all_gather or the reduction does not deliver; neither
     ///         the device (Device::can_scale()) nor the reduction can scale gradients. Nothing was
     ///         changed.
     Reducer(
@@ -109,7 +109,7 @@ public:
                 " has sparse gradients, but ",
                 AllGathers<Comm> ? "the reduction delivers no averages"
                                  : "this communicator has no all_gather; give it one",
-                ", or give dense gradients"
+                ", give dense gradients, or set sparse_as_dense"
             )};
         }
         order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);

@@ -79,6 +79,12 @@ struct DataParallelOptions {
     /// weights of Embedding and EmbeddingBag with sparse(true), which are found. They travel as the
     /// rows that ranks have. Others say so by parameter_traits::is_sparse.
     std::vector<std::string> sparse = {};
+    /// Gradients that are rows travel in buckets, as dense ones do: for a batch that uses most rows, an optimizer that
+    /// takes no rows, a reduction, or a communicator without all_gather. They are added up in the bucket, which is the
+    /// dense gradient's only memory. The parameter gets the average there: by parameter_traits::set_grad as a dense
+    /// gradient; without set_grad by set_sparse_grad as rows, all of them. As for a bucket view, the
+    /// memory is valid until the next iteration begins or the model ends.
+    bool sparse_as_dense = false;
 };
 
 namespace detail {
@@ -95,6 +101,7 @@ namespace detail {
         .rebuild_buckets = options.rebuild_buckets,
         .joined_gradients = options.joined_gradients,
         .unused_gradients = options.unused_gradients,
+        .sparse_as_dense = options.sparse_as_dense,
     };
 }
 

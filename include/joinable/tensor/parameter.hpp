@@ -71,7 +71,7 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static bool is_sparse(P const& p)`           | optional, with the next two: whether the         |
 /// |                                               | gradient is rows of an embedding. Asked when the |
 /// |                                               | reducer or participant is made; then grad(p) is  |
-/// |                                               | empty                                            |
+/// |                                               | empty (sparse_as_dense: or these rows are)       |
 /// | `static SparseRows sparse_grad(P& p)`         | the rows; a row may be there several times, in   |
 /// |                                               | any order: they are added. Empty = no gradient   |
 /// | `static void set_sparse_grad(P& p,            | makes `rows` the gradient: the rows of all ranks,|

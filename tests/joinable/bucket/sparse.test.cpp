@@ -22,6 +22,7 @@
 #include <support/recording_communicator.hpp>
 
 #include <joinable/bucket/compression/no_reduction.hpp>
+#include <joinable/bucket/compression/reduce_by.hpp>
 #include <joinable/bucket/reducer.hpp>
 
 namespace {
@@ -38,6 +39,7 @@ using joinable::PeerFailed;
 using joinable::Reducer;
 using joinable::Shape;
 using joinable::SparseRows;
+using joinable::StridedView;
 
 constexpr std::size_t vocabulary = Embedding::words;
 constexpr std::size_t width = Embedding::width;
@@ -594,5 +596,347 @@ TEST_CASE("ranks agree which gradients are rows") {
         CHECK_THROWS_AS(
             (DistributedDataParallel{comm, joinable::parameters(model)}), joinable::Mismatch
         );
+    });
+}
+
+// -- rows that travel as dense gradients -----------------------------------------------------------
+
+namespace {
+
+void clear(ViewedEmbedding& embedding) {
+    embedding.gradient = {};
+    embedding.indices.clear();
+    embedding.rows.clear();
+}
+void clear(EitherEmbedding& embedding) {
+    embedding.dense = {};
+    clear(static_cast<ViewedEmbedding&>(embedding));
+}
+
+void add_in_place(StridedView<float> const& dense, int rank, std::size_t round) {
+    for (std::size_t k = 0; k < rows_of(rank, round); ++k) {
+        for (std::size_t c = 0; c < width; ++c) {
+            dense(static_cast<std::size_t>(index_of(rank, round, k)), c) +=
+                element_of(rank, round, k, c);
+        }
+    }
+}
+/// Appends to the engine's own rows; adds to rows that it was given where they lie.
+void add_rows(ViewedEmbedding& embedding, int rank, std::size_t round) {
+    if (embedding.gradient && embedding.gradient.values.data() != embedding.rows.data()) {
+        add_in_place(embedding.gradient.values.as<float>(), rank, round);
+        return;
+    }
+    for (std::size_t k = 0; k < rows_of(rank, round); ++k) {
+        embedding.indices.push_back(index_of(rank, round, k));
+        for (std::size_t c = 0; c < width; ++c) {
+            embedding.rows.push_back(element_of(rank, round, k, c));
+        }
+    }
+    std::size_t const n = embedding.indices.size();
+    embedding.gradient = {
+        {embedding.indices.data(), DType::i64, {n}, {1}},
+        {embedding.rows.data(), DType::f32, {n, width}, {width, 1}}
+    };
+}
+void add_rows(EitherEmbedding& embedding, int rank, std::size_t round) {
+    if (embedding.dense) {
+        add_in_place(embedding.dense.as<float>(), rank, round);
+    } else {
+        add_rows(static_cast<ViewedEmbedding&>(embedding), rank, round);
+    }
+}
+
+/// Checks that all rows are there, and returns their elements.
+std::vector<float> all_rows_of(Embedding const& embedding) {
+    REQUIRE(embedding.indices.has_value());
+    for (std::size_t k = 0; k < vocabulary; ++k) {
+        CHECK((*embedding.indices)[k] == static_cast<std::int64_t>(k));
+    }
+    CHECK(embedding.indices->size() == vocabulary);
+    return embedding.rows;
+}
+std::vector<float> all_rows_of(ViewedEmbedding const& embedding) {
+    REQUIRE(bool{embedding.gradient});
+    auto const indices = embedding.gradient.indices.as<std::int64_t>();
+    auto const elements = embedding.gradient.values.as<float>();
+    Embedding copied;
+    copied.indices.emplace(indices.begin(), indices.end());
+    copied.rows.assign(elements.begin(), elements.end());
+    return all_rows_of(copied);
+}
+std::vector<float> all_rows_of(EitherEmbedding const& embedding) {
+    CHECK(!embedding.gradient);
+    auto const elements = embedding.dense.as<float>();
+    return {elements.begin(), elements.end()};
+}
+
+std::vector<float> scattered(Sums const& sums) {
+    std::vector<float> dense(vocabulary * width);
+    for (auto const& [index, row] : sums) {
+        auto const first = dense.begin() + index * static_cast<std::ptrdiff_t>(width);
+        std::copy(row.begin(), row.end(), first);
+    }
+    return dense;
+}
+
+/// Two embeddings of one pass, of which one is dense from the start.
+template <class Rows>
+struct Twins {
+    Rows rows = Rows();
+    Embedding dense{false};
+
+    [[nodiscard]] joinable::ParameterList parameters() {
+        std::vector<Rows*> first{&rows};
+        std::vector<Embedding*> second{&dense};
+        return joinable::parameters(first, second);
+    }
+    void clear() {
+        ::clear(rows);
+        ::clear(dense);
+    }
+    void add(int rank, std::size_t round) {
+        add_rows(rows, rank, round);
+        add_rows(dense, rank, round);
+    }
+};
+
+template <class F>
+void for_each_engine(F const& f) {
+    f(Twins<Embedding>{});
+    f(Twins<ViewedEmbedding>{});
+    f(Twins<EitherEmbedding>{});
+}
+
+} // namespace
+
+TEST_CASE("rows as dense gradients are the sums of all ranks, with the bits of dense ones") {
+    for (bool const are_views : {false, true}) {
+        run_all_ranks({1, 2, 3, 4, 8}, [&](auto& comm) {
+            for_each_engine([&](auto model) {
+                if (are_views && !std::is_same_v<decltype(model.rows), EitherEmbedding>) {
+                    return; // the dense twin has no set_grad, and is left out below
+                }
+                model.clear();
+                std::vector list{&model.rows};
+                DistributedDataParallel ddp{
+                    comm,
+                    are_views ? joinable::parameters(list) : model.parameters(),
+                    DataParallelOptions{
+                        .gradient_as_bucket_view = are_views, .sparse_as_dense = true
+                    }
+                };
+                std::size_t round = 0;
+                bool has_joined = false;
+                for (int rank = 0; rank < comm.size(); ++rank) {
+                    has_joined = has_joined || inputs_of(rank) > inputs_of(comm.rank());
+                }
+                {
+                    Join join{participants(ddp)};
+                    for (std::size_t const input :
+                         join.iterate(std::vector<std::size_t>(inputs_of(comm.rank())))) {
+                        static_cast<void>(input);
+                        model.clear();
+                        ddp.forward([] {});
+                        ddp.backward([&](auto ready) {
+                            model.add(comm.rank(), round);
+                            if (!are_views) {
+                                ready(1);
+                            }
+                            ready(0);
+                        });
+                        float const factor = 1.0F / static_cast<float>(comm.size());
+                        auto const sums = scattered(expected(comm.size(), {round}, factor));
+                        CHECK(all_rows_of(model.rows) == sums);
+                        if (!are_views) {
+                            CHECK(model.dense.dense == sums);
+                        }
+                        ++round;
+                    }
+                }
+                if (has_joined) { // nothing is left that could count twice
+                    CHECK(all_rows_of(model.rows) == std::vector<float>(vocabulary * width));
+                }
+            });
+        });
+    }
+}
+
+TEST_CASE("a pass may add rows to averages that the engine was given, also where buckets move") {
+    run_all_ranks({1, 2, 3, 4}, [](auto& comm) {
+        for_each_engine([&](auto model) {
+            model.clear();
+            DistributedDataParallel ddp{
+                comm, model.parameters(), DataParallelOptions{.sparse_as_dense = true}
+            };
+            for (std::size_t round = 0; round < 4; ++round) {
+                auto const pass = [&](auto ready) {
+                    model.add(comm.rank(), round);
+                    ready(0); // another order than the first one, by which buckets are cut
+                    ready(1);
+                };
+                if (round == 2) {
+                    auto const unsynced = ddp.no_sync();
+                    ddp.forward([] {});
+                    ddp.backward(pass);
+                } else {
+                    ddp.forward([] {});
+                    ddp.backward(pass);
+                    CHECK(all_rows_of(model.rows) == model.dense.dense);
+                    float const factor = 1.0F / static_cast<float>(comm.size());
+                    CHECK(
+                        (round != 0 ||
+                         all_rows_of(model.rows) == scattered(expected(comm.size(), {0}, factor)))
+                    );
+                }
+            }
+        });
+    });
+}
+
+TEST_CASE("rows as dense gradients that some ranks do not use are as dense ones") {
+    run_all_ranks({1, 2, 3, 4}, [](auto& comm) {
+        for_each_engine([&](auto model) {
+            model.clear();
+            Reducer reducer{
+                comm,
+                model.parameters(),
+                joinable::BucketOptions{.find_unused = true, .sparse_as_dense = true}
+            };
+            bool const uses = comm.rank() == comm.size() - 1;
+            for (std::size_t round = 1; round < 4; ++round) {
+                reducer.prepare_for_backward(0.5, [&](std::size_t) { return !uses; });
+                if (uses) {
+                    model.add(0, round);
+                    reducer.mark_ready(0);
+                    reducer.mark_ready(1);
+                }
+                reducer.finalize_backward();
+                CHECK(all_rows_of(model.rows) == model.dense.dense);
+            }
+            auto const before = model.dense.dense;
+            CHECK(before != std::vector<float>(before.size()));
+            if (uses) { // untouched where there is a pass, zero where there is none
+                reducer.prepare_for_backward(1.0, [](std::size_t) { return true; });
+                reducer.finalize_backward();
+                CHECK(all_rows_of(model.rows) == before);
+            } else {
+                reducer.contribute_zeros();
+                CHECK(all_rows_of(model.rows) == std::vector<float>(before.size()));
+            }
+            // A rank that weighs nothing sends nothing of what it has.
+            model.clear();
+            model.add(comm.rank(), 1);
+            bool const weighs = comm.rank() == 0;
+            reducer.prepare_for_backward(weighs ? 1.0 : 0.0);
+            reducer.mark_ready(0);
+            reducer.mark_ready(1);
+            reducer.finalize_backward();
+            CHECK(all_rows_of(model.rows) == scattered(expected(1, {1}, 1.0F)));
+            CHECK(model.dense.dense == scattered(expected(1, {1}, 1.0F)));
+        });
+    });
+}
+
+TEST_CASE(
+    "rows as dense gradients stay on a joined rank that is untouched, and end with the reducer"
+) {
+    run_all_ranks({2, 3}, [](auto& comm) {
+        ViewedEmbedding embedding;
+        std::vector<ViewedEmbedding*> model{&embedding};
+        {
+            Reducer reducer{
+                comm,
+                joinable::parameters(model),
+                joinable::BucketOptions{
+                    .joined_gradients = joinable::JoinedGradients::untouched,
+                    .sparse_as_dense = true
+                }
+            };
+            std::vector<float> last;
+            for (std::size_t round = 0; round < 3; ++round) {
+                if (comm.rank() == 0 && round > 0) {
+                    reducer.contribute_zeros(0, true);
+                    CHECK(all_rows_of(embedding) == last);
+                    continue;
+                }
+                clear(embedding);
+                add_rows(embedding, comm.rank(), round);
+                reducer.prepare_for_backward(1.0);
+                reducer.mark_ready(0);
+                reducer.finalize_backward();
+                last = all_rows_of(embedding);
+            }
+        }
+        CHECK(!embedding.gradient);
+    });
+}
+
+TEST_CASE("rows as dense gradients need no all_gather, and take the reductions of dense ones") {
+    run_ranks({1, 2, 3}, [](auto& inner) {
+        CoreOnly comm{inner};
+        Embedding embedding;
+        std::vector<Embedding*> model{&embedding};
+        std::size_t elements = 0;
+        Reducer reducer{
+            comm,
+            joinable::parameters(model),
+            joinable::BucketOptions{.sparse_as_dense = true},
+            joinable::reduce_by(
+                "count",
+                [&](auto& ranks, joinable::BucketRun const& run) {
+                    elements += run.buffer.count;
+                    return ranks.all_reduce(run.buffer, joinable::ReduceOp::sum);
+                }
+            )
+        };
+        add_rows(embedding, comm.rank(), 1);
+        reducer.prepare_for_backward(0.5);
+        reducer.mark_ready(0);
+        reducer.finalize_backward();
+        CHECK(all_rows_of(embedding) == scattered(expected(comm.size(), {1}, 0.5F)));
+        CHECK(elements == vocabulary * width);
+    });
+}
+
+TEST_CASE("with NoReduction and bucket views rows lie in the buckets as they are") {
+    joinable::SelfCommunicator comm;
+    ViewedEmbedding embedding;
+    std::vector<ViewedEmbedding*> model{&embedding};
+    add_rows(embedding, 0, 1);
+    add_rows(embedding, 0, 1);
+    Reducer reducer{
+        comm,
+        joinable::parameters(model),
+        joinable::BucketOptions{.gradient_as_bucket_view = true, .sparse_as_dense = true},
+        joinable::NoReduction{}
+    };
+    CHECK(all_rows_of(embedding) == scattered(expected(1, {1, 1}, 1.0F)));
+}
+
+TEST_CASE("rows that do not fit a dense gradient, or come beside one, are refused by name") {
+    joinable::SelfCommunicator comm;
+    auto const refuses = [&](char const* text, auto const& make) {
+        EitherEmbedding embedding;
+        std::vector<EitherEmbedding*> model{&embedding};
+        Reducer reducer{
+            comm, joinable::parameters(model), joinable::BucketOptions{.sparse_as_dense = true}
+        };
+        reducer.prepare_for_backward(1.0);
+        make(embedding);
+        CHECK_THROWS_WITH_AS(reducer.mark_ready(0), doctest::Contains(text), ContractViolation);
+    };
+    refuses("has the index 11, but the parameter has 11 rows", [](EitherEmbedding& of) {
+        add_rows(of, 0, 1);
+        of.indices[1] = 11;
+    });
+    refuses("give it n indices of i32 or i64 and n rows", [](EitherEmbedding& of) {
+        add_rows(of, 0, 1);
+        of.gradient.indices = {of.indices.data(), DType::i64, {1}, {1}};
+    });
+    std::vector<float> dense(vocabulary * width);
+    refuses("has a dense gradient and a sparse one", [&](EitherEmbedding& of) {
+        of.dense = {dense.data(), DType::f32, {vocabulary, width}, {width, 1}};
+        add_rows(static_cast<ViewedEmbedding&>(of), 0, 1);
     });
 }

@@ -460,3 +460,32 @@ TEST_CASE("an embedding on its own, in a holder of layers or frozen, is found") 
 }
 
 } // namespace
+
+TEST_CASE("with sparse_as_dense embeddings get dense gradients, also as views of buckets") {
+    for (bool const are_views : {false, true}) {
+        run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {
+            Words sparse{true};
+            Words dense{false};
+            joinable::torch::DistributedDataParallel ddp{
+                comm,
+                sparse,
+                DataParallelOptions{.gradient_as_bucket_view = are_views, .sparse_as_dense = true}
+            };
+            joinable::torch::DistributedDataParallel twin{comm, dense, DataParallelOptions{}};
+            joinable::Join join{joinable::participants(ddp, twin)};
+            for (int round = 0; round < 2 + comm.rank(); ++round) {
+                Tensor const indices = indices_of(comm.rank(), round);
+                bool const drops = round != 1; // else rows are added to dense zeros
+                sparse->zero_grad(drops);
+                dense->zero_grad(drops);
+                ddp.forward(indices, true).backward();
+                twin.forward(indices, true).backward();
+                CHECK(!sparse->one->weight.grad().is_sparse());
+                CHECK(torch::equal(sparse->one->weight.grad(), dense->one->weight.grad()));
+                CHECK(torch::equal(sparse->bag->weight.grad(), dense->bag->weight.grad()));
+                CHECK(torch::equal(sparse->last->weight.grad(), dense->last->weight.grad()));
+            }
+            join.finish();
+        });
+    }
+}

@@ -83,6 +83,8 @@ TEST_CASE("each option of a model that differs is named with both values") {
         {[](Options& o) { o.verify_replicas = 2; }, "verify_replicas: rank 0 has 0, rank 1 has 2"},
         {[](Options& o) { o.report_every = 5; }, "report_every: rank 0 has 0, rank 1 has 5"},
         {[](Options& o) { o.model_name = "gpt"; }, "model_name: rank 0 has , rank 1 has gpt"},
+        {[](Options& o) { o.sparse_as_dense = true; },
+         "sparse_as_dense: rank 0 has false, rank 1 has true"},
     };
     for (Row const& row : rows) {
         over_ranks({2, 3, 4, 8}, [&](RankCommunicator& comm) {

@@ -29,10 +29,11 @@ struct RowList {
 
 /// The gradients of a model that are rows of embeddings, on the host. What ranks send of them depends on the batch,
 /// so they lie in no bucket: after the last bucket each rank gathers how many rows the others have, then the rows. All
-/// ranks add them in rank order. Local.
+/// ranks add them in rank order. Where they travel as dense ones, it adds them up in the bucket. Local.
 class SparseGradients {
 public:
-    SparseGradients(ParameterList parameters, int rank, int size);
+    /// `as_dense`: the gradients travel in buckets.
+    SparseGradients(ParameterList parameters, int rank, int size, bool as_dense = false);
 
     /// The parameters whose gradients are rows, in the order of the list.
     [[nodiscard]] std::vector<std::size_t> const& parameters() const noexcept { return listed_; }
@@ -52,6 +53,14 @@ public:
     /// Takes the rows of gradient `i`, times the factor, each once.
     /// @throws ContractViolation  an index is out of range, or indices or values do not fit the parameter.
     void pack(std::size_t i);
+    /// The sum of the rows of gradient `i` in `place`, zeros elsewhere. Rows that lie there stay. Then all rows of `place`
+    /// can be the gradient.
+    /// @throws ContractViolation  as pack(). `place` is as before.
+    void scatter(std::size_t i, AnyView const& place);
+    /// Whether gradient `i` is all rows of `place`, where they lie.
+    [[nodiscard]] bool is_all_of(std::size_t i, AnyView const& place) const;
+    /// Makes all rows of `place` gradient `i`.
+    void deliver_all(std::size_t i, AnyView const& place);
     /// This rank has no rows of gradient `i`.
     void zero(std::size_t i) { at(i).mine.resize(0, 0); }
 
@@ -105,8 +114,11 @@ private:
     [[nodiscard]] Sparse& at(std::size_t i) noexcept { return sparse_[position_[i]]; }
     [[nodiscard]] std::string describe(std::size_t i) const;
     void require_fit(std::size_t i, SparseRows const& rows) const;
+    /// Reads the indices of gradient `i` to `raw_`. False: there is no gradient.
+    [[nodiscard]] bool take_indices(std::size_t i, SparseRows const& rows);
     [[nodiscard]] static SparseRows rows_of(Sparse& sparse, RowList& rows);
     [[nodiscard]] static AnyView row_of(Sparse const& sparse, std::byte* data);
+    [[nodiscard]] static AnyView row_at(AnyView const& rows, std::size_t row);
 
     /// Returns the rows of all ranks.
     std::size_t begin_gathering(std::size_t i);
@@ -130,6 +142,8 @@ private:
     RowList raw_;
     std::vector<std::size_t> rank_counts_;
     std::vector<std::size_t> order_;
+    std::vector<std::int64_t>
+        all_; ///< the indices of the most rows of a parameter that travel as dense
 };
 
 }}} // namespace joinable::v0::detail

@@ -32,7 +32,8 @@ public:
           sends_{sends}, are_views_{options.gradient_as_bucket_view},
           only_existing_{options.find_unused || options.static_graph},
           joined_{options.joined_gradients}, limits_{bucket_limits(options)},
-          sparse_{parameters_, rank, size}, dense_{in_buckets(trained_)},
+          is_sparse_dense_{options.sparse_as_dense},
+          sparse_{parameters_, rank, size, is_sparse_dense_}, dense_{in_buckets(trained_)},
           layout_{layout_of(rebuilds(options) && sends ? one_bucket() : limits_, memory)},
           backup_{needs_backup() ? layout_of(one_bucket(), memory) : BucketLayout{}},
           places_(parameters_.size()), backup_places_(parameters_.size()),
@@ -54,7 +55,7 @@ public:
                     "false, or make it a buffer"
                 )};
             }
-            if (sparse_.has(i)) {
+            if (travels_as_rows(i)) {
                 check_value(parameters_, i, memory.id());
                 sparse_.require_no_dense(i);
             } else if (AnyView const gradient = parameters_[i].grad()) {
@@ -72,7 +73,7 @@ public:
     ~BucketGradients() override {
         for (std::size_t const i : trained_) {
             try {
-                bool const is_ours = sparse_.has(i) ? sparse_.is_resident(i) : is_resident(i);
+                bool const is_ours = travels_as_rows(i) ? sparse_.is_resident(i) : is_resident(i);
                 if (parameters_[i].can_release_grad() && is_ours) {
                     parameters_[i].release_grad();
                 }
@@ -85,7 +86,7 @@ public:
         return layout_.buckets();
     }
     [[nodiscard]] SparseGradients* sparse() noexcept override {
-        return sparse_.empty() ? nullptr : &sparse_;
+        return sparse_.empty() || is_sparse_dense_ ? nullptr : &sparse_;
     }
     [[nodiscard]] std::size_t without_bucket() const noexcept override {
         return trained_.size() - dense_.size();
@@ -98,11 +99,14 @@ public:
         }
         for (std::size_t const i : dense_) {
             AnyView const gradient = parameters_[i].grad();
+            bool const is_there = has(i);
             if (gradient) {
                 device().copy(gradient, *places_[i]);
+            } else if (is_there) {
+                sparse_.scatter(i, *places_[i]);
             }
-            if (gradient || !only_existing_) {
-                parameters_[i].set_grad(*places_[i]);
+            if (is_there || !only_existing_) {
+                hand_back(i);
             }
         }
         device().finish();
@@ -114,7 +118,7 @@ public:
     [[nodiscard]] bool copies_without_need() const override {
         return !are_views_ && std::any_of(dense_.begin(), dense_.end(), [&](std::size_t i) {
             return in_place_[i] == nullptr && parameters_[i].can_set_grad() && has(i) &&
-                   !is_resident(i);
+                   !is_rows(i) && !is_resident(i);
         });
     }
     void leave_in_place(MemoryInReach is_in_reach) override {
@@ -160,13 +164,20 @@ public:
     }
 
     void pack(std::size_t i, double factor) override {
-        if (sparse_.has(i) && sends_) {
+        if (travels_as_rows(i) && sends_) {
             factor == 0.0 ? sparse_.zero(i) : sparse_.pack(i);
             return;
         }
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
             require_fit(i, gradient);
+            if (sparse_.has(i) && parameters_[i].sparse_grad().values.numel() != 0) {
+                throw ContractViolation{concat(
+                    describe(i),
+                    " has a dense gradient and a sparse one; let set_grad drop the rows, and "
+                    "a pass add to what is there"
+                )};
+            }
         } else if (!sparse_.has(i) && parameters_[i].sparse_grad().values.numel() != 0) {
             throw ContractViolation{concat(
                 describe(i),
@@ -177,8 +188,14 @@ public:
         if (!sends_) {
             return;
         }
-        if (!gradient || factor == 0.0) {
+        if (factor == 0.0 || (!gradient && !sparse_.has(i))) {
             zero(i);
+            return;
+        }
+        if (!gradient) {
+            in_place_[i] = nullptr;
+            sparse_.scatter(i, *places_[i]);
+            device().scale_copy(*places_[i], factor, *places_[i]);
             return;
         }
         if (is_in_reach_.comm != nullptr) {
@@ -193,7 +210,7 @@ public:
         }
     }
     void zero(std::size_t i) override {
-        if (sparse_.has(i)) {
+        if (travels_as_rows(i)) {
             sparse_.zero(i);
             return;
         }
@@ -220,12 +237,12 @@ public:
     [[nodiscard]] JoinedGradients joined_gradients() const noexcept override { return joined_; }
     void follow_others(std::size_t i, OtherGradient other) override {
         is_of_others_[i] = has_joined_;
-        if (sparse_.has(i)) {
+        if (is_rows(i)) {
             bool const is_there = has(i);
             if (is_there && other == OtherGradient::none && parameters_[i].can_release_grad()) {
                 parameters_[i].release_grad();
             } else if (is_there || other == OtherGradient::zeros) {
-                sparse_.clear(i);
+                clear_rows(i);
             }
             return;
         }
@@ -245,10 +262,10 @@ public:
     void end_guard() override {
         for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
             if (is_of_others_[i] && joined_ == JoinedGradients::zeroed_at_end) {
-                if (!sparse_.has(i)) {
+                if (!is_rows(i)) {
                     clear_gradient(parameters_[i], device());
                 } else if (has(i)) {
-                    sparse_.clear(i);
+                    clear_rows(i);
                 }
             }
             is_of_others_[i] = false;
@@ -261,7 +278,7 @@ public:
             return;
         }
         is_of_others_[i] = has_joined_;
-        if (sparse_.has(i)) {
+        if (travels_as_rows(i)) {
             sparse_.deliver(i);
             return;
         }
@@ -284,8 +301,8 @@ public:
         }
         if (gradient && !are_views_) {
             device().copy(view, gradient);
-        } else if (parameter.can_set_grad()) {
-            parameter.set_grad(view);
+        } else if (parameter.can_set_grad() || sparse_.has(i)) {
+            hand_back(i);
         } else {
             throw ContractViolation{concat(
                 describe(i),
@@ -308,14 +325,14 @@ public:
         }
         find_places();
         for (std::size_t const i : residents) {
-            parameters_[i].set_grad(*places_[i]);
+            hand_back(i);
         }
     }
 
 private:
     [[nodiscard]] std::vector<std::size_t> in_buckets(std::vector<std::size_t> list) const {
         std::erase_if(list, [&](std::size_t i) {
-            return sparse_.has(i) || (!sends_ && !are_views_);
+            return travels_as_rows(i) || (!sends_ && !are_views_);
         });
         return list;
     }
@@ -331,7 +348,7 @@ private:
     [[nodiscard]] bool needs_backup() const {
         return joined_ == JoinedGradients::untouched && sends_ &&
                std::any_of(dense_.begin(), dense_.end(), [&](std::size_t i) {
-                   return parameters_[i].can_set_grad();
+                   return parameters_[i].can_set_grad() || sparse_.has(i);
                });
     }
 
@@ -397,7 +414,34 @@ private:
     /// Whether the gradient lives in its bucket.
     [[nodiscard]] bool is_resident(std::size_t i) const {
         AnyView const gradient = parameters_[i].grad();
-        return gradient && places_[i] != nullptr && gradient.data() == places_[i]->data();
+        return places_[i] != nullptr &&
+               (gradient ? gradient.data() == places_[i]->data()
+                         : sparse_.has(i) && sparse_.is_all_of(i, *places_[i]));
+    }
+    /// Whether gradient `i` is rows that travel as such.
+    [[nodiscard]] bool travels_as_rows(std::size_t i) const noexcept {
+        return sparse_.has(i) && !is_sparse_dense_;
+    }
+    /// Whether gradient `i` is rows now, or would be.
+    [[nodiscard]] bool is_rows(std::size_t i) const {
+        return travels_as_rows(i) || (sparse_.has(i) && !parameters_[i].grad());
+    }
+    /// Makes a gradient of rows zero.
+    void clear_rows(std::size_t i) {
+        if (travels_as_rows(i)) {
+            sparse_.clear(i);
+        } else {
+            zero(i);
+            hand_back(i);
+        }
+    }
+    /// Makes the view in the bucket gradient `i`.
+    void hand_back(std::size_t i) {
+        if (parameters_[i].can_set_grad()) {
+            parameters_[i].set_grad(*places_[i]);
+        } else {
+            sparse_.deliver_all(i, *places_[i]);
+        }
     }
 
     void require_fit(std::size_t i, AnyView const& gradient) const {
@@ -437,8 +481,9 @@ private:
     bool has_joined_ = false; ///< in this iteration
     MemoryInReach is_in_reach_;
     std::vector<std::size_t> limits_;
+    bool is_sparse_dense_; ///< gradients that are rows travel in buckets
     SparseGradients sparse_;
-    std::vector<std::size_t> dense_; ///< the other trained ones, in the same order
+    std::vector<std::size_t> dense_; ///< the trained ones that travel in buckets, in the same order
     BucketLayout layout_;
     /// Holds gradients that live in buckets while the buckets carry the averages of others. All
     /// ranks reduce in the same buckets, because communicators have registered them.

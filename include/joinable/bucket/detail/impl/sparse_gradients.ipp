@@ -14,7 +14,7 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION
-SparseGradients::SparseGradients(ParameterList parameters, int rank, int size)
+SparseGradients::SparseGradients(ParameterList parameters, int rank, int size, bool as_dense)
     : parameters_{std::move(parameters)}, rank_{rank}, position_(parameters_.size(), nowhere) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
         if (!parameters_[i].requires_grad() || !parameters_[i].is_sparse()) {
@@ -33,11 +33,14 @@ SparseGradients::SparseGradients(ParameterList parameters, int rank, int size)
         }
         position_[i] = listed_.size();
         listed_.push_back(i);
-        Sparse& sparse = sparse_.emplace_back(Sparse{i, value.extents(), value.dtype(), {}, {}});
+        DType const dtype = as_dense ? grad_dtype(parameters_, i) : value.dtype();
+        Sparse& sparse = sparse_.emplace_back(Sparse{i, value.extents(), dtype, {}, {}});
         for (std::size_t d = 1; d < sparse.extents.size(); ++d) {
             sparse.numel_of_row *= sparse.extents[d];
         }
+        all_.resize((std::max)(all_.size(), as_dense ? sparse.extents[0] : 0));
     }
+    std::iota(all_.begin(), all_.end(), std::int64_t{0});
     mine_.resize(listed_.size());
     counts_.resize(listed_.size() * static_cast<std::size_t>(size));
     rank_counts_.resize(static_cast<std::size_t>(size));
@@ -83,17 +86,13 @@ JOINABLE_DEFINITION void SparseGradients::require_no_dense(std::size_t i) const 
     }
 }
 
-JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
-    require_no_dense(i);
-    Sparse& sparse = at(i);
-    SparseRows const rows = parameters_[i].sparse_grad();
+JOINABLE_DEFINITION bool SparseGradients::take_indices(std::size_t i, SparseRows const& rows) {
     if (!rows && !rows.indices) {
-        zero(i);
-        return;
+        return false;
     }
     require_fit(i, rows);
-    std::size_t const count = rows.indices.numel();
-    raw_.resize(count, sparse.row_bytes());
+    Sparse const& sparse = at(i);
+    raw_.indices.resize(rows.indices.numel());
     if (rows.indices.dtype() == DType::i64) {
         auto const indices = rows.indices.as<std::int64_t>();
         std::copy(indices.begin(), indices.end(), raw_.indices.begin());
@@ -114,10 +113,51 @@ JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
             )};
         }
     }
+    return true;
+}
+
+JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
+    require_no_dense(i);
+    SparseRows const rows = parameters_[i].sparse_grad();
+    if (!take_indices(i, rows)) {
+        zero(i);
+        return;
+    }
+    Sparse& sparse = at(i);
+    raw_.resize(raw_.indices.size(), sparse.row_bytes());
     copy(rows.values, rows_of(sparse, raw_).values);
     coalesce(sparse, raw_, sparse.mine);
     AnyView const mine = rows_of(sparse, sparse.mine).values;
     scale_copy(mine, factor_, mine); // after the additions, as a dense gradient is
+}
+
+JOINABLE_DEFINITION AnyView SparseGradients::row_at(AnyView const& rows, std::size_t row) {
+    Shape extents = rows.extents();
+    Shape strides = rows.strides();
+    std::size_t const offset = row * strides[0] * size_of(rows.dtype());
+    extents[0] = strides[0] = 1;
+    return {static_cast<std::byte*>(rows.data()) + offset, rows.dtype(), extents, strides};
+}
+
+JOINABLE_DEFINITION void SparseGradients::scatter(std::size_t i, AnyView const& place) {
+    SparseRows const rows = parameters_[i].sparse_grad();
+    bool const is_any = take_indices(i, rows);
+    if (is_any && is_all_of(i, place)) {
+        return;
+    }
+    fill_zero(place);
+    for (std::size_t k = 0; is_any && k < raw_.indices.size(); ++k) {
+        add(row_at(rows.values, k), row_at(place, static_cast<std::size_t>(raw_.indices[k])));
+    }
+}
+
+JOINABLE_DEFINITION bool SparseGradients::is_all_of(std::size_t i, AnyView const& place) const {
+    AnyView const values = parameters_[i].sparse_grad().values;
+    return values.numel() != 0 && values.data() == place.data() && values.numel() == place.numel();
+}
+
+JOINABLE_DEFINITION void SparseGradients::deliver_all(std::size_t i, AnyView const& place) {
+    parameters_[i].set_sparse_grad({{all_.data(), DType::i64, {place.extents()[0]}, {1}}, place});
 }
 
 JOINABLE_DEFINITION SparseGradients::Gather SparseGradients::counts() {

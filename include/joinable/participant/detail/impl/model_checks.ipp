@@ -45,6 +45,7 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("model_name", options.model_name);
     list.add("ignore", options.ignore);
     list.add("sparse", options.sparse);
+    list.add("sparse_as_dense", options.sparse_as_dense);
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {

@@ -4,6 +4,7 @@
 // Stochastic Gradient Descent (2011). Ranks are processes or threads. Their shards are uneven, and
 // no rank waits for another.
 #include <joinable/join.hpp>
+#include <joinable/shared_memory.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +16,7 @@
 #include <exception>
 #include <map>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -64,23 +66,34 @@ std::vector<Sample> make_samples(std::size_t count) {
     return samples;
 }
 
-/// The weights. Any rank may read and write any of them at any time. Only a single number is never
-/// torn. An addition by another rank in between is lost, which Hogwild tolerates if samples are
-/// sparse.
-class Weights {
-public:
-    explicit Weights(float* numbers) : numbers_{numbers} {}
+/// The model: a view of weights. Any rank may read and write any of them at any time. Only a single
+/// number is never torn. An addition by another rank in between is lost, which Hogwild tolerates if
+/// samples are sparse.
+struct Weights {
+    std::span<float> numbers;
+
     [[nodiscard]] float operator[](std::size_t i) const {
-        return std::atomic_ref{numbers_[i]}.load(std::memory_order_relaxed);
+        return std::atomic_ref{numbers[i]}.load(std::memory_order_relaxed);
     }
     void add(std::size_t i, float step) {
-        std::atomic_ref number{numbers_[i]};
+        std::atomic_ref number{numbers[i]};
         number.store(number.load(std::memory_order_relaxed) + step, std::memory_order_relaxed);
     }
-
-private:
-    float* numbers_;
 };
+
+} // namespace
+
+template <>
+struct joinable::parameter_traits<Weights> {
+    static std::span<float>* value(Weights& w) { return &w.numbers; }
+    static std::span<float>* grad(Weights&) { return nullptr; } // each sample is a step
+    static void set_value(Weights& w, AnyView view) {
+        w.numbers = {static_cast<float*>(view.data()), view.numel()};
+    }
+    static void release_value(Weights& w) { w.numbers = {}; }
+};
+
+namespace {
 
 float margin(Weights const& weights, Sample const& sample) {
     float sum = 0;
@@ -134,9 +147,10 @@ void train(
     std::vector<Sample> const& held_out,
     Report& report
 ) {
-    auto const numbers = joinable::shared_buffer<float>(comm, features); // zero
+    std::vector<float> zeros(features);
+    Weights weights{zeros}; // of this rank alone, until all ranks share those of rank 0
+    auto const shared = joinable::share_parameters(comm, std::span{&weights, 1});
     auto const done = joinable::shared_buffer<std::size_t>(comm, 1);
-    Weights weights{numbers.data()};
     std::size_t const all = samples.size() * static_cast<std::size_t>(options.epochs);
     std::size_t const begin = shard_begin(samples.size(), comm.rank(), comm.size());
     std::size_t const end = shard_begin(samples.size(), comm.rank() + 1, comm.size());
@@ -231,7 +245,7 @@ int main(int argc, char** argv) {
             features
         );
         std::vector<float> zeros(features);
-        print("untrained", measure(Weights{zeros.data()}, held_out));
+        print("untrained", measure(Weights{zeros}, held_out));
         Report const alone = run(1, options, samples, held_out);
         print("one rank", alone);
         Report const together = run(options.ranks, options, samples, held_out);

@@ -900,10 +900,29 @@ MUTATIONS = [
         "communicator/shared_handle.test.cpp", "a handle of nothing*",
     ),
     Mutation(
-        "silent-processes-keep-others-waiting", "communicator/shared_handle.hpp",
-        "if (clients_.size() == most_clients) {\n                clients_.erase(clients_.begin());",
-        "if (clients_.size() == most_clients) {\n                wait_for(clients_.front().socket, POLLIN, clients_.front().end); return;",
-        "communicator/shared_handle.test.cpp", "processes that connect*",
+        "shared-values-may-be-copies", "participant/share_parameters.hpp",
+        "if (!is_in_place(i)) {", "if (false) {",
+        "participant/share_parameters.test.cpp", "values that cannot be moved*",
+    ),
+    Mutation(
+        "shared-values-outlive-their-memory", "participant/share_parameters.hpp",
+        "parameters_[i].release_value();", ";",
+        "participant/share_parameters.test.cpp", "*",
+    ),
+    Mutation(
+        "all-ranks-give-the-shared-values", "participant/share_parameters.hpp",
+        "    if (comm.rank() == 0) {\n        shared.fill();", "    if (comm.rank() == comm.size() - 1) {\n        shared.fill();",
+        "participant/share_parameters.test.cpp", "the values of all ranks*",
+    ),
+    Mutation(
+        "shared-values-are-row-major", "participant/share_parameters.hpp",
+        "detail::dense_strides(value.extents(), value.strides())", "row_major_strides(value.extents())",
+        "participant/share_parameters.test.cpp", "the values of all ranks*",
+    ),
+    Mutation(
+        "thread-ranks-share-one-model-twice", "participant/share_parameters.hpp",
+        "entry.enter(list, false);", "",
+        "participant/share_parameters.test.cpp", "thread ranks do not*",
     ),
     Mutation(
         "a-limit-of-file-sizes-kills", "communicator/detail/shared_mapping.hpp",

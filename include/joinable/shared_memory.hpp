@@ -6,3 +6,4 @@
 /// models whose values lie in one. Needs the sockets of Linux and no other library.
 
 #include <joinable/communicator/shared_handle.hpp>
+#include <joinable/participant/share_parameters.hpp>

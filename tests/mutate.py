@@ -144,6 +144,41 @@ MUTATIONS = [
         "bucket/sparse.test.cpp", "rows that do not fit a dense*",
     ),
     Mutation(
+        "owners-send-no-rows", "participant/sharded/detail/exchange.hpp",
+        "            if (!rows_->indices.empty()) {\n", "            if (false) {\n",
+        "participant/sparse_sharding.test.cpp", "an owner sends*",
+    ),
+    Mutation(
+        "rows-travel-with-others", "optimizer/impl/partition.ipp",
+        "own >= alone || parameters[i].is_sparse()", "own >= alone",
+        "participant/sparse_sharding.test.cpp", "sharded embeddings*",
+    ),
+    Mutation(
+        "rows-side-by-side-are-stepped-apart", "optimizer/impl/shard.ipp",
+        "gradients + first * row * element(),", "gradients + (last - 1) * row * element(),",
+        "participant/sparse_sharding.test.cpp", "an owner sends*",
+    ),
+    Mutation(
+        "rows-may-come-twice", "optimizer/impl/shard.ipp",
+        "listed[k] > (k == 0 ? -1 : listed[k - 1])", "listed[k] >= (k == 0 ? 0 : listed[k - 1])",
+        "participant/sparse_sharding.test.cpp", "rows that an owner cannot*",
+    ),
+    Mutation(
+        "rules-step-rows-whatever-their-settings", "optimizer/update_rule.hpp",
+        "            return value == 1;", "            return true;",
+        "participant/sparse_sharding.test.cpp", "sharded training that cannot*",
+    ),
+    Mutation(
+        "rules-that-step-rows-are-not-looked-at-again", "participant/sharded/detail/plan.hpp",
+        "        if (shard.bucket().is_rows) {", "        if (false) {",
+        "participant/sparse_sharding.test.cpp", "sharded training that cannot*",
+    ),
+    Mutation(
+        "joined-owners-step-no-rows", "optimizer/stepped_gradients.hpp",
+        "elements_of_gradient(parameters[i]) ? 1 : 0", "parameters[i].grad() ? 1 : 0",
+        "participant/sparse_sharding.test.cpp", "sharded embeddings*",
+    ),
+    Mutation(
         "ranks-do-not-compare-which-gradients-are-rows", "participant/detail/impl/model_checks.ipp",
         'parameters[i].is_sparse() ? ", sparse gradients" : ""', '""',
         "bucket/sparse.test.cpp", "ranks agree*",

@@ -479,6 +479,20 @@ concept has_visit_update = requires(R const& rule, AnyUpdateTaker const& f) {
 
 inline constexpr std::size_t most_state_arrays = 8;
 
+/// Whether a rule with these settings may step only the rows that have a gradient.
+template <class R>
+[[nodiscard]] bool leaves_other_rows(R const& rule) {
+    if constexpr (requires { requires R::steps_rows; }) {
+        double value = 1;
+        double const gradient = 0;
+        if (rule.state_names().empty()) {
+            rule.update(UpdateRange<double>{1, &value, &gradient, {}, 1});
+            return value == 1;
+        }
+    }
+    return false;
+}
+
 /// @throws ContractViolation
 template <class R>
 void check_rule(R const& rule) {
@@ -515,6 +529,10 @@ void check_rule(R const& rule) {
 /// | `rule.agree_on(list)`  |                                    | optional; adds its settings, as members, |
 /// |                        |                                    | to an AgreementList: ranks compare them, |
 /// |                        |                                    | and a Checkpoint stores and sets them    |
+/// | `R::steps_rows`        | static constexpr bool              | optional; true: where state_names() is   |
+/// |                        |                                    | empty and the settings leave an element  |
+/// |                        |                                    | whose gradient is 0 as it is, only rows  |
+/// |                        |                                    | with gradients are stepped               |
 ///
 /// To step in the memory of a device, R has one more member, `template <class T, class F>
 /// decltype(auto) visit_update(std::uint64_t step, F const& f) const`, for T float and double. It
@@ -774,6 +792,7 @@ struct ShardBucket {
     DType dtype;
     std::vector<std::size_t> counts; ///< elements of each rank's part
     std::vector<ShardPiece> pieces;  ///< by offset
+    bool is_rows = false;            ///< of one parameter, whose gradients are rows
 
     [[nodiscard]] std::size_t count() const noexcept {
         return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
@@ -794,7 +813,7 @@ owners_by_size(std::span<std::size_t const> sizes, std::vector<std::size_t>& loa
 inline constexpr std::size_t lone_bytes = std::size_t{64} << 10U;
 
 /// Runs of parameters of one dtype, in list order, that reach `cap` bytes; `chosen` are indices. A
-/// parameter of `alone` bytes or more is a run of its own.
+/// parameter of `alone` bytes or more, or whose gradients are rows, is a run of its own.
 std::vector<std::vector<std::size_t>> runs_by_size(
     ParameterList const& parameters,
     std::span<std::size_t const> chosen,
@@ -861,7 +880,7 @@ JOINABLE_DEFINITION std::vector<std::vector<std::size_t>> runs_by_size(
                 continue;
             }
             std::size_t const own = value.numel() * size_of(value.dtype());
-            if (own >= alone) {
+            if (own >= alone || parameters[i].is_sparse()) {
                 runs.push_back({i});
                 continue;
             }
@@ -888,7 +907,9 @@ JOINABLE_DEFINITION ShardBucket bucket_by_owners(
     std::sort(run.begin(), run.end(), [&](std::size_t a, std::size_t b) {
         return owners[a] != owners[b] ? owners[a] < owners[b] : a < b;
     });
-    ShardBucket bucket{parameters[run.front()].value().dtype(), {}, {}};
+    ShardBucket bucket{
+        parameters[run.front()].value().dtype(), {}, {}, parameters[run.front()].is_sparse()
+    };
     bucket.counts.resize(ranks);
     std::size_t offset = 0;
     for (std::size_t const i : run) {
@@ -903,7 +924,7 @@ JOINABLE_DEFINITION ShardBucket bucket_by_owners(
 JOINABLE_DEFINITION ShardBucket flat_bucket(
     ParameterList const& parameters, std::vector<std::size_t> const& run, std::size_t ranks
 ) {
-    ShardBucket bucket{parameters[run.front()].value().dtype(), {}, {}};
+    ShardBucket bucket{parameters[run.front()].value().dtype(), {}, {}, false};
     std::size_t total = 0;
     for (std::size_t const i : run) {
         total += parameters[i].value().numel();
@@ -1937,6 +1958,12 @@ template <class Rule>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// The rows of a parameter that are stepped. Memory grows to the most rows so far.
+struct SteppedRows {
+    std::vector<std::int64_t> indices;
+    std::vector<std::byte> values; ///< row by row, for those that travel
+};
+
 /// The gradients by which a rank steps the parameters of a group. An active rank steps the
 /// parameters of which it has a gradient. A joined rank's own gradients say nothing, because
 /// it ran no pass: it steps the parameters that active ranks step. If it has no gradient of one of these,
@@ -1951,7 +1978,7 @@ public:
     /// Lists this rank's gradients.
     void list(ParameterList const& parameters) {
         for (std::size_t i = 0; i < has_gradient_.size(); ++i) {
-            has_gradient_[i] = parameters[i].grad() ? 1 : 0;
+            has_gradient_[i] = elements_of_gradient(parameters[i]) ? 1 : 0;
         }
     }
 
@@ -1975,6 +2002,13 @@ public:
         return has_gradient_[i] == 0 ? AnyView{} : own ? own : zeros(parameters[i].value(), i);
     }
 
+    /// The same for a parameter whose gradients are rows.
+    [[nodiscard]] SparseRows sparse_of(ParameterList const& parameters, std::size_t i) const {
+        return follows_ && has_gradient_[i] == 0 ? SparseRows{} : parameters[i].sparse_grad();
+    }
+    /// The rows of parameter `i` that this step steps.
+    [[nodiscard]] SteppedRows& rows(std::size_t i) { return rows_[i]; }
+
 private:
     [[nodiscard]] AnyView zeros(AnyView const& value, std::size_t i) {
         auto at = zeros_.find(i);
@@ -1997,7 +2031,8 @@ private:
     std::vector<std::uint8_t> has_gradient_;
     bool follows_ = false;
     Device* device_ = nullptr;
-    std::map<std::size_t, Zeros> zeros_; ///< kept, so that later rounds allocate nothing
+    std::map<std::size_t, Zeros> zeros_;      ///< kept, so that later rounds allocate nothing
+    std::map<std::size_t, SteppedRows> rows_; ///< kept, too
 };
 
 }}} // namespace joinable::v0::detail
@@ -2092,6 +2127,10 @@ public:
         detail::Scratch (&scratch)[2]
     ) const {
         DeviceRule const erased = detail::device_rule(rule);
+        if (bucket_.is_rows) {
+            step_rows(parameters, stepped, erased, steps, scratch[0]);
+            return;
+        }
         bool const is_host = detail::is_on_host(*device_);
         std::vector<DeviceUpdate> updates; // one launch on a device
         auto const run = [&] {
@@ -2157,6 +2196,17 @@ public:
             }
         }
     }
+
+    // If the gradients of the only parameter are rows. Its value is contiguous, in host memory.
+
+    /// Lists the rows that this rank is about to step.
+    /// @throws ContractViolation  they do not fit the parameter, do not ascend or are there twice. Nothing was changed.
+    void list_rows(ParameterList const& parameters, SteppedGradients& stepped) const;
+    /// Copies the listed rows out of the value, or into it.
+    void pack_rows(ParameterList const& parameters, SteppedRows& rows) const;
+    void unpack_rows(ParameterList const& parameters, SteppedRows const& rows) const;
+    /// The bytes of a row.
+    [[nodiscard]] std::size_t row_bytes(ParameterList const& parameters) const;
 
     /// The only parameter of this bucket if it is dense and has one owner, so that it can be sent
     /// from where it is. Otherwise an empty view.
@@ -2227,6 +2277,14 @@ private:
             f(std::type_identity<BFloat16>{});
         }
     }
+
+    void step_rows(
+        ParameterList const& parameters,
+        SteppedGradients& stepped,
+        DeviceRule const& rule,
+        std::vector<std::uint64_t>& steps,
+        Scratch& scratch
+    ) const;
 
     /// Compares the first value of a piece with its master. On a device it checks nothing: the host
     /// would have to wait.
@@ -2344,6 +2402,123 @@ JOINABLE_DEFINITION void OptimizerShard::append_gradients(
                 " is not laid out as its value; use Partition::by_parameters"
             )};
         }
+    }
+}
+
+JOINABLE_DEFINITION std::size_t OptimizerShard::row_bytes(ParameterList const& parameters) const {
+    AnyView const value = parameters[bucket_.pieces.front().parameter].value();
+    std::size_t const rows = value.extents()[0];
+    return rows == 0 ? 0 : value.numel() / rows * element();
+}
+
+JOINABLE_DEFINITION void
+OptimizerShard::list_rows(ParameterList const& parameters, SteppedGradients& stepped) const {
+    std::size_t const i = bucket_.pieces.front().parameter;
+    std::vector<std::int64_t>& listed = stepped.rows(i).indices;
+    listed.clear();
+    if (kept().empty()) {
+        return;
+    }
+    AnyView const value = parameters[i].value();
+    auto const [indices, values] = stepped.sparse_of(parameters, i);
+    bool const is_dense = static_cast<bool>(parameters[i].grad());
+    if (!indices && !values && !is_dense) {
+        return;
+    }
+    Shape extents = value.extents();
+    extents[0] = indices.numel();
+    bool fit = !is_dense && indices.extents().size() == 1 && values.dtype() == value.dtype() &&
+               values.extents() == extents && detail::has_memory(values) &&
+               detail::has_memory(indices);
+    if (fit && indices.dtype() == DType::i64) {
+        auto const numbers = indices.as<std::int64_t>();
+        listed.assign(numbers.begin(), numbers.end());
+    } else if (fit && indices.dtype() == DType::i32) {
+        auto const numbers = indices.as<std::int32_t>();
+        listed.assign(numbers.begin(), numbers.end());
+    } else {
+        fit = false;
+    }
+    for (std::size_t k = 0; k < listed.size(); ++k) {
+        fit = fit && listed[k] > (k == 0 ? -1 : listed[k - 1]) &&
+              static_cast<std::uint64_t>(listed[k]) < value.extents()[0];
+    }
+    if (!fit) {
+        throw ContractViolation{concat(
+            "the gradient of ",
+            describe_parameter(parameters, i),
+            is_dense
+                ? " is dense, but its gradients were sparse when it was given; give it the rows"
+                : " is not rows that ascend, each once, of a value of ",
+            is_dense ? std::string{} : to_text(value) + "; give it those",
+            " that a DistributedDataParallel without sparse_as_dense has set"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void OptimizerShard::step_rows(
+    ParameterList const& parameters,
+    SteppedGradients& stepped,
+    DeviceRule const& rule,
+    std::vector<std::uint64_t>& steps,
+    Scratch& scratch
+) const {
+    if (kept().empty()) {
+        return;
+    }
+    ShardPiece const& piece = kept().front();
+    AnyView const gradient = stepped.sparse_of(parameters, piece.parameter).values;
+    if (!gradient) {
+        return;
+    }
+    auto const* gradients = static_cast<std::byte const*>(gradient.data());
+    if (!gradient.is_contiguous()) {
+        std::byte* const rows = scratch.data(gradient.numel() * element());
+        Shape const& extents = gradient.extents();
+        device_->copy(gradient, {rows, bucket_.dtype, extents, row_major_strides(extents)});
+        gradients = rows;
+    }
+    auto* const values = static_cast<std::byte*>(parameters[piece.parameter].value().data());
+    check_masters(parameters, piece, values);
+    std::uint64_t const step = ++steps[piece.parameter];
+    std::size_t const row = row_bytes(parameters) / element();
+    std::vector<std::int64_t> const& indices = stepped.rows(piece.parameter).indices;
+    for (std::size_t first = 0, last = 0; first < indices.size(); first = last) {
+        last = first + 1;
+        while (last < indices.size() && indices[last] == indices[last - 1] + 1) {
+            ++last; // one update of rows side by side
+        }
+        std::size_t const at = static_cast<std::size_t>(indices[first]) * row;
+        DeviceUpdate const update = state_.update(
+            values + at * element(),
+            gradients + first * row * element(),
+            (last - first) * row,
+            place_of_state(piece) + at,
+            step
+        );
+        device_->update(rule, {&update, 1});
+    }
+}
+
+JOINABLE_DEFINITION void
+OptimizerShard::pack_rows(ParameterList const& parameters, SteppedRows& rows) const {
+    AnyView const value = parameters[bucket_.pieces.front().parameter].value();
+    auto const* const from = static_cast<std::byte const*>(value.data());
+    std::size_t const bytes = row_bytes(parameters);
+    for (std::size_t k = 0; k < rows.indices.size(); ++k) {
+        auto const row = static_cast<std::size_t>(rows.indices[k]);
+        copy_bytes(rows.values.data() + k * bytes, from + row * bytes, bytes);
+    }
+}
+
+JOINABLE_DEFINITION void
+OptimizerShard::unpack_rows(ParameterList const& parameters, SteppedRows const& rows) const {
+    AnyView const value = parameters[bucket_.pieces.front().parameter].value();
+    auto* const to = static_cast<std::byte*>(value.data());
+    std::size_t const bytes = row_bytes(parameters);
+    for (std::size_t k = 0; k < rows.indices.size(); ++k) {
+        auto const row = static_cast<std::size_t>(rows.indices[k]);
+        copy_bytes(to + row * bytes, rows.values.data() + k * bytes, bytes);
     }
 }
 
@@ -3841,18 +4016,25 @@ start_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket, double f
 template <Communicator Comm>
 class ShardExchange {
 public:
-    /// `bucket` is memory for all parts; `has_values` says whether the values lie in it.
+    /// `bucket` is memory for all parts; `has_values` says whether the values lie in it. A parameter
+    /// whose gradients are rows sends the `stepped` ones, whose number all ranks know.
     ShardExchange(
         Comm& comm,
         ParameterList const& parameters,
         OptimizerShard const& shard,
+        SteppedGradients& stepped,
         std::byte* bucket,
         bool has_values,
         Scratch& scratch
     )
         : parameters_{parameters}, shard_{shard}, bucket_{bucket}, has_values_{has_values} {
         Device& device = shard.device();
-        if (AnyView const value = has_values ? AnyView{} : shard.lone_value(parameters)) {
+        if (shard.bucket().is_rows) {
+            rows_ = &stepped.rows(shard.bucket().pieces.front().parameter);
+            if (!rows_->indices.empty()) {
+                start_rows(comm);
+            }
+        } else if (AnyView const value = has_values ? AnyView{} : shard.lone_value(parameters)) {
             Buffer const whole{value.data(), value.numel(), value.dtype()};
             device.submit();
             static_cast<void>( // nvcc 13 warns of a dropped reference to a work
@@ -3869,7 +4051,15 @@ public:
     }
 
     void finish() {
-        if (lone_) {
+        if (rows_ != nullptr) {
+            if (row_values_) {
+                lone_->wait();
+                row_values_->wait();
+                if (shard_.own().empty()) {
+                    shard_.unpack_rows(parameters_, *rows_);
+                }
+            }
+        } else if (lone_) {
             lone_->wait();
         } else {
             parts_->wait();
@@ -3881,12 +4071,29 @@ public:
     }
 
 private:
+    using Broadcast = std::remove_cvref_t<decltype(std::declval<Comm&>().broadcast(Buffer{}, 0))>;
+
+    void start_rows(Comm& comm) {
+        std::size_t const count = rows_->indices.size();
+        std::size_t const bytes = count * shard_.row_bytes(parameters_);
+        int const owner = shard_.bucket().pieces.front().owner;
+        rows_->values.resize(bytes);
+        if (!shard_.own().empty()) {
+            shard_.pack_rows(parameters_, *rows_);
+        }
+        Buffer const indices{rows_->indices.data(), count, DType::i64};
+        Buffer const values{rows_->values.data(), bytes / shard_.element(), shard_.bucket().dtype};
+        static_cast<void>(lone_.emplace(comm.broadcast(indices, owner)));
+        static_cast<void>(row_values_.emplace(comm.broadcast(values, owner)));
+    }
+
     ParameterList const& parameters_;
     OptimizerShard const& shard_;
     std::byte const* bucket_;
     bool has_values_;
-    std::optional<std::remove_cvref_t<decltype(std::declval<Comm&>().broadcast(Buffer{}, 0))>>
-        lone_;
+    SteppedRows* rows_ = nullptr;
+    std::optional<Broadcast> lone_; ///< or the indices of rows
+    std::optional<Broadcast> row_values_;
     std::optional<decltype(gather_parts(
         std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, nullptr
     ))>
@@ -4782,10 +4989,29 @@ void check_kernels(Rule const& rule, Device const& device) {
     }
 }
 
+/// Checks that a rule steps parameter `i`, whose gradients are rows.
+template <class Rule>
+void check_rows_rule(ParameterList const& list, std::size_t i, Rule const& rule) {
+    if (!leaves_other_rows(rule)) {
+        throw ContractViolation{concat(
+            describe_parameter(list, i),
+            " has sparse gradients, but ",
+            class_name<Rule>(),
+            " with these settings also steps elements without a gradient; use a rule with steps_rows, such as "
+            "Sgd without momentum and weight decay, or give it dense gradients"
+        )};
+    }
+}
+/// Checks that sharded training steps parameter `i`, whose gradients are rows.
+void check_rows(
+    ParameterList const& list, std::size_t i, ZeroOptions const& options, Sharding sharding
+);
+
 /// `groups` are the earlier ones. `choices` are for `list`.
 template <class Rule>
 void check_group(
     ParameterList const& list,
+    Rule const& rule,
     ShardChoices const& choices,
     std::vector<ShardGroup> const& groups,
     ZeroOptions const& options,
@@ -4803,11 +5029,8 @@ void check_group(
     check_parameters(list, device.id());
     for (std::size_t i = 0; i < list.size(); ++i) {
         if (list[i].requires_grad() && list[i].is_sparse()) {
-            throw ContractViolation{concat(
-                describe_parameter(list, i),
-                " has sparse gradients, which sharded training does not step; give it dense ones, or step it by an "
-                "optimizer of its own behind a DistributedDataParallel"
-            )};
+            check_rows(list, i, options, sharding);
+            check_rows_rule(list, i, rule);
         }
         if (list[i].requires_grad() && grad_dtype(list, i) != list[i].value().dtype()) {
             throw ContractViolation{concat(
@@ -4998,6 +5221,11 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
         group.values->check();
     }
     check_state_count(group, rule);
+    for (OptimizerShard const& shard : group.shards) {
+        if (shard.bucket().is_rows) {
+            check_rows_rule(group.parameters, shard.bucket().pieces.front().parameter, rule);
+        }
+    }
     for (std::size_t i = 0, frozen = 0; i < group.parameters.size(); ++i) {
         bool const was_frozen = frozen < group.frozen.size() && group.frozen[frozen] == i;
         frozen += was_frozen ? 1 : 0;
@@ -5106,6 +5334,32 @@ JOINABLE_DEFINITION std::vector<std::size_t> trained_in_units(
         }
     }
     return counts;
+}
+
+JOINABLE_DEFINITION void check_rows(
+    ParameterList const& list, std::size_t i, ZeroOptions const& options, Sharding sharding
+) {
+    AnyView const value = list[i].value();
+    char const* const why =
+        reduces_to_owners(sharding)
+            ? "its averages go to an owner, which takes dense ones; use Sharding::none or Sharding::optimizer"
+        : is_flat(options)
+            ? "Partition::flat deals out runs of elements; use Partition::by_parameters"
+        : options.before_step               ? "before_step takes dense ones; leave it out"
+        : options.parameters_as_bucket_view ? "a value that lies in a bucket is sent whole; leave "
+                                              "parameters_as_bucket_view out"
+        : value.device() != DeviceId{} ? "its value is on a device; rows are stepped in host memory"
+        : value.extents().empty() || !value.is_contiguous()
+            ? "its value is not contiguous rows; give it a contiguous copy"
+            : nullptr;
+    if (why != nullptr) {
+        throw ContractViolation{concat(
+            describe_parameter(list, i),
+            " has sparse gradients, but ",
+            why,
+            ", or give it dense gradients"
+        )};
+    }
 }
 
 JOINABLE_DEFINITION void agree_on_options(AgreementList& list, ZeroOptions const& options) {
@@ -5835,7 +6089,7 @@ private:
         AgreementList& compared
     ) {
         detail::check_group<Rule>(
-            group.parameters, choices, groups_, options_, sharding_, device(), comm_.size()
+            group.parameters, rule, choices, groups_, options_, sharding_, device(), comm_.size()
         );
         detail::check_rule(rule);
         if constexpr (!detail::reduces_host_memory<Comm> && UpdateRule<Rule>) {
@@ -5883,12 +6137,41 @@ private:
         return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
     }
 
+    /// Lists the rows that this rank is about to step, and how many each owner steps of what it owns.
+    void list_rows() {
+        row_counts_.clear();
+        auto const for_each = [&](auto const& f) {
+            for (Group& group : groups_) {
+                for (detail::OptimizerShard const& shard : group.shards) {
+                    if (shard.bucket().is_rows) {
+                        f(group, shard);
+                    }
+                }
+            }
+        };
+        for_each([&](Group& group, detail::OptimizerShard const& shard) {
+            shard.list_rows(group.parameters, group.gradients);
+            std::size_t const i = shard.bucket().pieces.front().parameter;
+            row_counts_.push_back(group.gradients.rows(i).indices.size());
+        });
+        if (row_counts_.empty() || !sends_values()) {
+            return;
+        }
+        words().sum(row_counts_);
+        auto count = row_counts_.begin();
+        for_each([&](Group& group, detail::OptimizerShard const& shard) {
+            std::size_t const i = shard.bucket().pieces.front().parameter;
+            group.gradients.rows(i).indices.resize(static_cast<std::size_t>(*count++));
+        });
+    }
+
     /// Steps the next bucket while one travels. If values are sharded, the passes exchange them.
     template <class F>
     void step_and_exchange(F const& step) {
         if (has_all_ranks_) { // else settings have been sent
             settings_.note(join_state_, rules_);
         }
+        list_rows();
         std::array<std::optional<detail::ShardExchange<Comm>>, 2> exchanges;
         std::size_t turn = 0;
         auto const finish = [&] {
@@ -5899,7 +6182,7 @@ private:
         };
         try {
             for (std::size_t k = 0; k < groups_.size(); ++k) {
-                Group const& group = groups_[k];
+                Group& group = groups_[k];
                 for (std::size_t s = 0; s < group.shards.size(); ++s) {
                     detail::OptimizerShard const& shard = group.shards[s];
                     step(k, shard);
@@ -5909,7 +6192,13 @@ private:
                                          : arenas_.data(turn % 2, packed_bytes(group, shard));
                         bool const has_values = group.values != nullptr;
                         static_cast<void>(exchanges[turn % 2].emplace(
-                            comm_, group.parameters, shard, bucket, has_values, scratch_[0]
+                            comm_,
+                            group.parameters,
+                            shard,
+                            group.gradients,
+                            bucket,
+                            has_values,
+                            scratch_[0]
                         ));
                         finish();
                     }
@@ -5941,7 +6230,8 @@ private:
     detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one
     detail::Scratch scratch_[2];
     detail::ShardedSettings<Rule> settings_;
-    bool has_all_ranks_ = false; ///< whether all ranks are active in the round
+    std::vector<std::uint64_t> row_counts_; ///< of each parameter whose gradients are rows
+    bool has_all_ranks_ = false;            ///< whether all ranks are active in the round
     detail::ShardedBeforeStep<Comm> before_step_;
     detail::StateExchange<Rule> state_;
     JoinState join_state_;

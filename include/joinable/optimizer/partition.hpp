@@ -67,6 +67,7 @@ struct ShardBucket {
     DType dtype;
     std::vector<std::size_t> counts; ///< elements of each rank's part
     std::vector<ShardPiece> pieces;  ///< by offset
+    bool is_rows = false;            ///< of one parameter, whose gradients are rows
 
     [[nodiscard]] std::size_t count() const noexcept {
         return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
@@ -87,7 +88,7 @@ owners_by_size(std::span<std::size_t const> sizes, std::vector<std::size_t>& loa
 inline constexpr std::size_t lone_bytes = std::size_t{64} << 10U;
 
 /// Runs of parameters of one dtype, in list order, that reach `cap` bytes; `chosen` are indices. A
-/// parameter of `alone` bytes or more is a run of its own.
+/// parameter of `alone` bytes or more, or whose gradients are rows, is a run of its own.
 std::vector<std::vector<std::size_t>> runs_by_size(
     ParameterList const& parameters,
     std::span<std::size_t const> chosen,

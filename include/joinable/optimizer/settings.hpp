@@ -26,6 +26,7 @@ struct SgdUpdate;
 /// Stochastic gradient descent, with momentum if it is not 0. The first step uses the undamped
 /// gradient as the momentum.
 struct Sgd {
+    static constexpr bool steps_rows = true; ///< without momentum and weight decay
     double learning_rate = 1e-3;
     double momentum = 0;
     double dampening = 0;

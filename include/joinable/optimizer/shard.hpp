@@ -114,6 +114,10 @@ public:
         detail::Scratch (&scratch)[2]
     ) const {
         DeviceRule const erased = detail::device_rule(rule);
+        if (bucket_.is_rows) {
+            step_rows(parameters, stepped, erased, steps, scratch[0]);
+            return;
+        }
         bool const is_host = detail::is_on_host(*device_);
         std::vector<DeviceUpdate> updates; // one launch on a device
         auto const run = [&] {
@@ -179,6 +183,17 @@ public:
             }
         }
     }
+
+    // If the gradients of the only parameter are rows. Its value is contiguous, in host memory.
+
+    /// Lists the rows that this rank is about to step.
+    /// @throws ContractViolation  they do not fit the parameter, do not ascend or are there twice. Nothing was changed.
+    void list_rows(ParameterList const& parameters, SteppedGradients& stepped) const;
+    /// Copies the listed rows out of the value, or into it.
+    void pack_rows(ParameterList const& parameters, SteppedRows& rows) const;
+    void unpack_rows(ParameterList const& parameters, SteppedRows const& rows) const;
+    /// The bytes of a row.
+    [[nodiscard]] std::size_t row_bytes(ParameterList const& parameters) const;
 
     /// The only parameter of this bucket if it is dense and has one owner, so that it can be sent
     /// from where it is. Otherwise an empty view.
@@ -249,6 +264,14 @@ private:
             f(std::type_identity<BFloat16>{});
         }
     }
+
+    void step_rows(
+        ParameterList const& parameters,
+        SteppedGradients& stepped,
+        DeviceRule const& rule,
+        std::vector<std::uint64_t>& steps,
+        Scratch& scratch
+    ) const;
 
     /// Compares the first value of a piece with its master. On a device it checks nothing: the host
     /// would have to wait.

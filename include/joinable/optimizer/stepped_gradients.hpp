@@ -15,8 +15,15 @@
 #include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/shape.hpp>
+#include <joinable/tensor/sparse_rows.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// The rows of a parameter that are stepped. Memory grows to the most rows so far.
+struct SteppedRows {
+    std::vector<std::int64_t> indices;
+    std::vector<std::byte> values; ///< row by row, for those that travel
+};
 
 /// The gradients by which a rank steps the parameters of a group. An active rank steps the
 /// parameters of which it has a gradient. A joined rank's own gradients say nothing, because
@@ -32,7 +39,7 @@ public:
     /// Lists this rank's gradients.
     void list(ParameterList const& parameters) {
         for (std::size_t i = 0; i < has_gradient_.size(); ++i) {
-            has_gradient_[i] = parameters[i].grad() ? 1 : 0;
+            has_gradient_[i] = elements_of_gradient(parameters[i]) ? 1 : 0;
         }
     }
 
@@ -56,6 +63,13 @@ public:
         return has_gradient_[i] == 0 ? AnyView{} : own ? own : zeros(parameters[i].value(), i);
     }
 
+    /// The same for a parameter whose gradients are rows.
+    [[nodiscard]] SparseRows sparse_of(ParameterList const& parameters, std::size_t i) const {
+        return follows_ && has_gradient_[i] == 0 ? SparseRows{} : parameters[i].sparse_grad();
+    }
+    /// The rows of parameter `i` that this step steps.
+    [[nodiscard]] SteppedRows& rows(std::size_t i) { return rows_[i]; }
+
 private:
     [[nodiscard]] AnyView zeros(AnyView const& value, std::size_t i) {
         auto at = zeros_.find(i);
@@ -78,7 +92,8 @@ private:
     std::vector<std::uint8_t> has_gradient_;
     bool follows_ = false;
     Device* device_ = nullptr;
-    std::map<std::size_t, Zeros> zeros_; ///< kept, so that later rounds allocate nothing
+    std::map<std::size_t, Zeros> zeros_;      ///< kept, so that later rounds allocate nothing
+    std::map<std::size_t, SteppedRows> rows_; ///< kept, too
 };
 
 }}} // namespace joinable::v0::detail

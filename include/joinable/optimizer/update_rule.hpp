@@ -98,6 +98,20 @@ concept has_visit_update = requires(R const& rule, AnyUpdateTaker const& f) {
 
 inline constexpr std::size_t most_state_arrays = 8;
 
+/// Whether a rule with these settings may step only the rows that have a gradient.
+template <class R>
+[[nodiscard]] bool leaves_other_rows(R const& rule) {
+    if constexpr (requires { requires R::steps_rows; }) {
+        double value = 1;
+        double const gradient = 0;
+        if (rule.state_names().empty()) {
+            rule.update(UpdateRange<double>{1, &value, &gradient, {}, 1});
+            return value == 1;
+        }
+    }
+    return false;
+}
+
 /// @throws ContractViolation
 template <class R>
 void check_rule(R const& rule) {
@@ -134,6 +148,10 @@ void check_rule(R const& rule) {
 /// | `rule.agree_on(list)`  |                                    | optional; adds its settings, as members, |
 /// |                        |                                    | to an AgreementList: ranks compare them, |
 /// |                        |                                    | and a Checkpoint stores and sets them    |
+/// | `R::steps_rows`        | static constexpr bool              | optional; true: where state_names() is   |
+/// |                        |                                    | empty and the settings leave an element  |
+/// |                        |                                    | whose gradient is 0 as it is, only rows  |
+/// |                        |                                    | with gradients are stepped               |
 ///
 /// To step in the memory of a device, R has one more member, `template <class T, class F>
 /// decltype(auto) visit_update(std::uint64_t step, F const& f) const`, for T float and double. It

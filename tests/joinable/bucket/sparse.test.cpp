@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // Gradients that are rows of an embedding: ranks send the rows that they have, and all get the sums.
 #include <joinable/join.hpp>
-#include <joinable/zero.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -489,20 +488,6 @@ TEST_CASE("an iteration whose rows were not all gathered is not finished by a se
     CHECK_THROWS_WITH_AS(reducer.finalize_backward(), "no memory", std::runtime_error);
     CHECK_THROWS_AS(reducer.finalize_backward(), ContractViolation);
     CHECK(failing.calls == 2);
-}
-
-TEST_CASE("sharded training refuses gradients of rows by name") {
-    run_ranks({1, 2}, [](auto& comm) {
-        Embedding embedding;
-        std::vector<Embedding*> model{&embedding};
-        CHECK_THROWS_WITH_AS(
-            (joinable::ZeroRedundancyOptimizer{
-                comm, joinable::parameters(model), joinable::Sgd{0.1}
-            }),
-            doctest::Contains("embedding) has sparse gradients"),
-            ContractViolation
-        );
-    });
 }
 
 TEST_CASE(

@@ -40,7 +40,7 @@ JOINABLE_DEFINITION std::vector<std::vector<std::size_t>> runs_by_size(
                 continue;
             }
             std::size_t const own = value.numel() * size_of(value.dtype());
-            if (own >= alone) {
+            if (own >= alone || parameters[i].is_sparse()) {
                 runs.push_back({i});
                 continue;
             }
@@ -67,7 +67,9 @@ JOINABLE_DEFINITION ShardBucket bucket_by_owners(
     std::sort(run.begin(), run.end(), [&](std::size_t a, std::size_t b) {
         return owners[a] != owners[b] ? owners[a] < owners[b] : a < b;
     });
-    ShardBucket bucket{parameters[run.front()].value().dtype(), {}, {}};
+    ShardBucket bucket{
+        parameters[run.front()].value().dtype(), {}, {}, parameters[run.front()].is_sparse()
+    };
     bucket.counts.resize(ranks);
     std::size_t offset = 0;
     for (std::size_t const i : run) {
@@ -82,7 +84,7 @@ JOINABLE_DEFINITION ShardBucket bucket_by_owners(
 JOINABLE_DEFINITION ShardBucket flat_bucket(
     ParameterList const& parameters, std::vector<std::size_t> const& run, std::size_t ranks
 ) {
-    ShardBucket bucket{parameters[run.front()].value().dtype(), {}, {}};
+    ShardBucket bucket{parameters[run.front()].value().dtype(), {}, {}, false};
     std::size_t total = 0;
     for (std::size_t const i : run) {
         total += parameters[i].value().numel();

@@ -103,6 +103,123 @@ JOINABLE_DEFINITION void OptimizerShard::append_gradients(
     }
 }
 
+JOINABLE_DEFINITION std::size_t OptimizerShard::row_bytes(ParameterList const& parameters) const {
+    AnyView const value = parameters[bucket_.pieces.front().parameter].value();
+    std::size_t const rows = value.extents()[0];
+    return rows == 0 ? 0 : value.numel() / rows * element();
+}
+
+JOINABLE_DEFINITION void
+OptimizerShard::list_rows(ParameterList const& parameters, SteppedGradients& stepped) const {
+    std::size_t const i = bucket_.pieces.front().parameter;
+    std::vector<std::int64_t>& listed = stepped.rows(i).indices;
+    listed.clear();
+    if (kept().empty()) {
+        return;
+    }
+    AnyView const value = parameters[i].value();
+    auto const [indices, values] = stepped.sparse_of(parameters, i);
+    bool const is_dense = static_cast<bool>(parameters[i].grad());
+    if (!indices && !values && !is_dense) {
+        return;
+    }
+    Shape extents = value.extents();
+    extents[0] = indices.numel();
+    bool fit = !is_dense && indices.extents().size() == 1 && values.dtype() == value.dtype() &&
+               values.extents() == extents && detail::has_memory(values) &&
+               detail::has_memory(indices);
+    if (fit && indices.dtype() == DType::i64) {
+        auto const numbers = indices.as<std::int64_t>();
+        listed.assign(numbers.begin(), numbers.end());
+    } else if (fit && indices.dtype() == DType::i32) {
+        auto const numbers = indices.as<std::int32_t>();
+        listed.assign(numbers.begin(), numbers.end());
+    } else {
+        fit = false;
+    }
+    for (std::size_t k = 0; k < listed.size(); ++k) {
+        fit = fit && listed[k] > (k == 0 ? -1 : listed[k - 1]) &&
+              static_cast<std::uint64_t>(listed[k]) < value.extents()[0];
+    }
+    if (!fit) {
+        throw ContractViolation{concat(
+            "the gradient of ",
+            describe_parameter(parameters, i),
+            is_dense
+                ? " is dense, but its gradients were sparse when it was given; give it the rows"
+                : " is not rows that ascend, each once, of a value of ",
+            is_dense ? std::string{} : to_text(value) + "; give it those",
+            " that a DistributedDataParallel without sparse_as_dense has set"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void OptimizerShard::step_rows(
+    ParameterList const& parameters,
+    SteppedGradients& stepped,
+    DeviceRule const& rule,
+    std::vector<std::uint64_t>& steps,
+    Scratch& scratch
+) const {
+    if (kept().empty()) {
+        return;
+    }
+    ShardPiece const& piece = kept().front();
+    AnyView const gradient = stepped.sparse_of(parameters, piece.parameter).values;
+    if (!gradient) {
+        return;
+    }
+    auto const* gradients = static_cast<std::byte const*>(gradient.data());
+    if (!gradient.is_contiguous()) {
+        std::byte* const rows = scratch.data(gradient.numel() * element());
+        Shape const& extents = gradient.extents();
+        device_->copy(gradient, {rows, bucket_.dtype, extents, row_major_strides(extents)});
+        gradients = rows;
+    }
+    auto* const values = static_cast<std::byte*>(parameters[piece.parameter].value().data());
+    check_masters(parameters, piece, values);
+    std::uint64_t const step = ++steps[piece.parameter];
+    std::size_t const row = row_bytes(parameters) / element();
+    std::vector<std::int64_t> const& indices = stepped.rows(piece.parameter).indices;
+    for (std::size_t first = 0, last = 0; first < indices.size(); first = last) {
+        last = first + 1;
+        while (last < indices.size() && indices[last] == indices[last - 1] + 1) {
+            ++last; // one update of rows side by side
+        }
+        std::size_t const at = static_cast<std::size_t>(indices[first]) * row;
+        DeviceUpdate const update = state_.update(
+            values + at * element(),
+            gradients + first * row * element(),
+            (last - first) * row,
+            place_of_state(piece) + at,
+            step
+        );
+        device_->update(rule, {&update, 1});
+    }
+}
+
+JOINABLE_DEFINITION void
+OptimizerShard::pack_rows(ParameterList const& parameters, SteppedRows& rows) const {
+    AnyView const value = parameters[bucket_.pieces.front().parameter].value();
+    auto const* const from = static_cast<std::byte const*>(value.data());
+    std::size_t const bytes = row_bytes(parameters);
+    for (std::size_t k = 0; k < rows.indices.size(); ++k) {
+        auto const row = static_cast<std::size_t>(rows.indices[k]);
+        copy_bytes(rows.values.data() + k * bytes, from + row * bytes, bytes);
+    }
+}
+
+JOINABLE_DEFINITION void
+OptimizerShard::unpack_rows(ParameterList const& parameters, SteppedRows const& rows) const {
+    AnyView const value = parameters[bucket_.pieces.front().parameter].value();
+    auto* const to = static_cast<std::byte*>(value.data());
+    std::size_t const bytes = row_bytes(parameters);
+    for (std::size_t k = 0; k < rows.indices.size(); ++k) {
+        auto const row = static_cast<std::size_t>(rows.indices[k]);
+        copy_bytes(to + row * bytes, rows.values.data() + k * bytes, bytes);
+    }
+}
+
 JOINABLE_DEFINITION AnyView OptimizerShard::lone_value(ParameterList const& parameters) const {
     if (bucket_.pieces.size() != 1 || bucket_.pieces.front().size != bucket_.count()) {
         return {};

@@ -448,7 +448,7 @@ private:
         AgreementList& compared
     ) {
         detail::check_group<Rule>(
-            group.parameters, choices, groups_, options_, sharding_, device(), comm_.size()
+            group.parameters, rule, choices, groups_, options_, sharding_, device(), comm_.size()
         );
         detail::check_rule(rule);
         if constexpr (!detail::reduces_host_memory<Comm> && UpdateRule<Rule>) {
@@ -496,12 +496,41 @@ private:
         return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
     }
 
+    /// Lists the rows that this rank is about to step, and how many each owner steps of what it owns.
+    void list_rows() {
+        row_counts_.clear();
+        auto const for_each = [&](auto const& f) {
+            for (Group& group : groups_) {
+                for (detail::OptimizerShard const& shard : group.shards) {
+                    if (shard.bucket().is_rows) {
+                        f(group, shard);
+                    }
+                }
+            }
+        };
+        for_each([&](Group& group, detail::OptimizerShard const& shard) {
+            shard.list_rows(group.parameters, group.gradients);
+            std::size_t const i = shard.bucket().pieces.front().parameter;
+            row_counts_.push_back(group.gradients.rows(i).indices.size());
+        });
+        if (row_counts_.empty() || !sends_values()) {
+            return;
+        }
+        words().sum(row_counts_);
+        auto count = row_counts_.begin();
+        for_each([&](Group& group, detail::OptimizerShard const& shard) {
+            std::size_t const i = shard.bucket().pieces.front().parameter;
+            group.gradients.rows(i).indices.resize(static_cast<std::size_t>(*count++));
+        });
+    }
+
     /// Steps the next bucket while one travels. If values are sharded, the passes exchange them.
     template <class F>
     void step_and_exchange(F const& step) {
         if (has_all_ranks_) { // else settings have been sent
             settings_.note(join_state_, rules_);
         }
+        list_rows();
         std::array<std::optional<detail::ShardExchange<Comm>>, 2> exchanges;
         std::size_t turn = 0;
         auto const finish = [&] {
@@ -512,7 +541,7 @@ private:
         };
         try {
             for (std::size_t k = 0; k < groups_.size(); ++k) {
-                Group const& group = groups_[k];
+                Group& group = groups_[k];
                 for (std::size_t s = 0; s < group.shards.size(); ++s) {
                     detail::OptimizerShard const& shard = group.shards[s];
                     step(k, shard);
@@ -522,7 +551,13 @@ private:
                                          : arenas_.data(turn % 2, packed_bytes(group, shard));
                         bool const has_values = group.values != nullptr;
                         static_cast<void>(exchanges[turn % 2].emplace(
-                            comm_, group.parameters, shard, bucket, has_values, scratch_[0]
+                            comm_,
+                            group.parameters,
+                            shard,
+                            group.gradients,
+                            bucket,
+                            has_values,
+                            scratch_[0]
                         ));
                         finish();
                     }
@@ -554,7 +589,8 @@ private:
     detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one
     detail::Scratch scratch_[2];
     detail::ShardedSettings<Rule> settings_;
-    bool has_all_ranks_ = false; ///< whether all ranks are active in the round
+    std::vector<std::uint64_t> row_counts_; ///< of each parameter whose gradients are rows
+    bool has_all_ranks_ = false;            ///< whether all ranks are active in the round
     detail::ShardedBeforeStep<Comm> before_step_;
     detail::StateExchange<Rule> state_;
     JoinState join_state_;

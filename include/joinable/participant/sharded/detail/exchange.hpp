@@ -12,8 +12,10 @@
 #include <joinable/communicator/substitute.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/optimizer/shard.hpp>
+#include <joinable/optimizer/stepped_gradients.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 /// @file
@@ -77,18 +79,25 @@ start_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket, double f
 template <Communicator Comm>
 class ShardExchange {
 public:
-    /// `bucket` is memory for all parts; `has_values` says whether the values lie in it.
+    /// `bucket` is memory for all parts; `has_values` says whether the values lie in it. A parameter
+    /// whose gradients are rows sends the `stepped` ones, whose number all ranks know.
     ShardExchange(
         Comm& comm,
         ParameterList const& parameters,
         OptimizerShard const& shard,
+        SteppedGradients& stepped,
         std::byte* bucket,
         bool has_values,
         Scratch& scratch
     )
         : parameters_{parameters}, shard_{shard}, bucket_{bucket}, has_values_{has_values} {
         Device& device = shard.device();
-        if (AnyView const value = has_values ? AnyView{} : shard.lone_value(parameters)) {
+        if (shard.bucket().is_rows) {
+            rows_ = &stepped.rows(shard.bucket().pieces.front().parameter);
+            if (!rows_->indices.empty()) {
+                start_rows(comm);
+            }
+        } else if (AnyView const value = has_values ? AnyView{} : shard.lone_value(parameters)) {
             Buffer const whole{value.data(), value.numel(), value.dtype()};
             device.submit();
             static_cast<void>( // nvcc 13 warns of a dropped reference to a work
@@ -105,7 +114,15 @@ public:
     }
 
     void finish() {
-        if (lone_) {
+        if (rows_ != nullptr) {
+            if (row_values_) {
+                lone_->wait();
+                row_values_->wait();
+                if (shard_.own().empty()) {
+                    shard_.unpack_rows(parameters_, *rows_);
+                }
+            }
+        } else if (lone_) {
             lone_->wait();
         } else {
             parts_->wait();
@@ -117,12 +134,29 @@ public:
     }
 
 private:
+    using Broadcast = std::remove_cvref_t<decltype(std::declval<Comm&>().broadcast(Buffer{}, 0))>;
+
+    void start_rows(Comm& comm) {
+        std::size_t const count = rows_->indices.size();
+        std::size_t const bytes = count * shard_.row_bytes(parameters_);
+        int const owner = shard_.bucket().pieces.front().owner;
+        rows_->values.resize(bytes);
+        if (!shard_.own().empty()) {
+            shard_.pack_rows(parameters_, *rows_);
+        }
+        Buffer const indices{rows_->indices.data(), count, DType::i64};
+        Buffer const values{rows_->values.data(), bytes / shard_.element(), shard_.bucket().dtype};
+        static_cast<void>(lone_.emplace(comm.broadcast(indices, owner)));
+        static_cast<void>(row_values_.emplace(comm.broadcast(values, owner)));
+    }
+
     ParameterList const& parameters_;
     OptimizerShard const& shard_;
     std::byte const* bucket_;
     bool has_values_;
-    std::optional<std::remove_cvref_t<decltype(std::declval<Comm&>().broadcast(Buffer{}, 0))>>
-        lone_;
+    SteppedRows* rows_ = nullptr;
+    std::optional<Broadcast> lone_; ///< or the indices of rows
+    std::optional<Broadcast> row_values_;
     std::optional<decltype(gather_parts(
         std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, nullptr
     ))>

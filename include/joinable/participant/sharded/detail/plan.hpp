@@ -80,10 +80,29 @@ void check_kernels(Rule const& rule, Device const& device) {
     }
 }
 
+/// Checks that a rule steps parameter `i`, whose gradients are rows.
+template <class Rule>
+void check_rows_rule(ParameterList const& list, std::size_t i, Rule const& rule) {
+    if (!leaves_other_rows(rule)) {
+        throw ContractViolation{concat(
+            describe_parameter(list, i),
+            " has sparse gradients, but ",
+            class_name<Rule>(),
+            " with these settings also steps elements without a gradient; use a rule with steps_rows, such as "
+            "Sgd without momentum and weight decay, or give it dense gradients"
+        )};
+    }
+}
+/// Checks that sharded training steps parameter `i`, whose gradients are rows.
+void check_rows(
+    ParameterList const& list, std::size_t i, ZeroOptions const& options, Sharding sharding
+);
+
 /// `groups` are the earlier ones. `choices` are for `list`.
 template <class Rule>
 void check_group(
     ParameterList const& list,
+    Rule const& rule,
     ShardChoices const& choices,
     std::vector<ShardGroup> const& groups,
     ZeroOptions const& options,
@@ -101,11 +120,8 @@ void check_group(
     check_parameters(list, device.id());
     for (std::size_t i = 0; i < list.size(); ++i) {
         if (list[i].requires_grad() && list[i].is_sparse()) {
-            throw ContractViolation{concat(
-                describe_parameter(list, i),
-                " has sparse gradients, which sharded training does not step; give it dense ones, or step it by an "
-                "optimizer of its own behind a DistributedDataParallel"
-            )};
+            check_rows(list, i, options, sharding);
+            check_rows_rule(list, i, rule);
         }
         if (list[i].requires_grad() && grad_dtype(list, i) != list[i].value().dtype()) {
             throw ContractViolation{concat(
@@ -296,6 +312,11 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
         group.values->check();
     }
     check_state_count(group, rule);
+    for (OptimizerShard const& shard : group.shards) {
+        if (shard.bucket().is_rows) {
+            check_rows_rule(group.parameters, shard.bucket().pieces.front().parameter, rule);
+        }
+    }
     for (std::size_t i = 0, frozen = 0; i < group.parameters.size(); ++i) {
         bool const was_frozen = frozen < group.frozen.size() && group.frozen[frozen] == i;
         frozen += was_frozen ? 1 : 0;

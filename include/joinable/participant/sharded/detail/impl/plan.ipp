@@ -93,6 +93,32 @@ JOINABLE_DEFINITION std::vector<std::size_t> trained_in_units(
     return counts;
 }
 
+JOINABLE_DEFINITION void check_rows(
+    ParameterList const& list, std::size_t i, ZeroOptions const& options, Sharding sharding
+) {
+    AnyView const value = list[i].value();
+    char const* const why =
+        reduces_to_owners(sharding)
+            ? "its averages go to an owner, which takes dense ones; use Sharding::none or Sharding::optimizer"
+        : is_flat(options)
+            ? "Partition::flat deals out runs of elements; use Partition::by_parameters"
+        : options.before_step               ? "before_step takes dense ones; leave it out"
+        : options.parameters_as_bucket_view ? "a value that lies in a bucket is sent whole; leave "
+                                              "parameters_as_bucket_view out"
+        : value.device() != DeviceId{} ? "its value is on a device; rows are stepped in host memory"
+        : value.extents().empty() || !value.is_contiguous()
+            ? "its value is not contiguous rows; give it a contiguous copy"
+            : nullptr;
+    if (why != nullptr) {
+        throw ContractViolation{concat(
+            describe_parameter(list, i),
+            " has sparse gradients, but ",
+            why,
+            ", or give it dense gradients"
+        )};
+    }
+}
+
 JOINABLE_DEFINITION void agree_on_options(AgreementList& list, ZeroOptions const& options) {
     list.add("partition", is_flat(options) ? "flat" : "by_parameters");
     list.add("bucket_cap_bytes", options.bucket_cap_bytes);

@@ -2700,8 +2700,8 @@ MUTATIONS = [
         "bucket/compression_faults.test.cpp", "an exception at any collective*",
     ),
     Mutation(
-        "powersgd-keeps-nothing", "bucket/compression/power_sgd.hpp",
-        "inputs[i * mine.size.columns + j] -= product[j];", "inputs[i * mine.size.columns + j] = 0 * product[j];",
+        "powersgd-keeps-nothing", "bucket/compression/detail/steps.hpp",
+        "to[j] = from[j] - row[j];", "to[j] = 0 * (from[j] - row[j]);",
         "bucket/compression.test.cpp", "*what ranks keep*",
     ),
     Mutation(
@@ -2710,8 +2710,8 @@ MUTATIONS = [
         "bucket/compression.test.cpp", "*PyTorch*,*bytes that*",
     ),
     Mutation(
-        "powersgd-keeps-a-direction-of-zeros", "bucket/compression/power_sgd.hpp",
-        "if (detail::inner_product(message + at, message + at, count) > 0) {", "{",
+        "powersgd-keeps-a-direction-of-zeros", "bucket/compression/detail/steps.hpp",
+        "if (inner_product(HostBlock{}, row, row, count) > 0) {", "{",
         "bucket/compression.test.cpp", "*gradients of zeros*",
     ),
     Mutation(
@@ -2741,9 +2741,29 @@ MUTATIONS = [
     ),
     Mutation(
         "casts-leave-the-factor-out", "bucket/compression/cast_to.hpp",
-        "detail::cast_to(run.buffer, factor, static_cast<Sent*>(other.buffer.data));",
-        "detail::cast_to(run.buffer, 1.0 + 0.0 * factor, static_cast<Sent*>(other.buffer.data));",
+        "cast_step(run.buffer, factor, other.buffer)", "cast_step(run.buffer, 1.0 + 0.0 * factor, other.buffer)",
         "bucket/compression.test.cpp", "*what ranks keep*",
+    ),
+    Mutation(
+        "powersgd-delivers-what-nobody-contributed", "bucket/compression/power_sgd.hpp",
+        "product.only_if = verdict;", "",
+        "bucket/compression.test.cpp", "*what ranks keep*",
+    ),
+    Mutation(
+        "powersgd-keeps-what-is-not-finite", "bucket/compression/power_sgd.hpp",
+        "rest.only_if = verdict + 1;", "",
+        "bucket/compression.test.cpp", "*what ranks keep*",
+    ),
+    Mutation(
+        "a-device-computes-without-kernels", "bucket/compression/detail/steps.hpp",
+        "if (!is_on_host(device) && !device.can_compute()) {", "if (false) {",
+        "device/cuda/compression.test.cpp", "*refused in a sentence*",
+    ),
+    Mutation(
+        "a-message-is-written-before-its-sums-are-read", "bucket/compression/power_sgd.hpp",
+        "        compute_listed();\n        Message message = message_of(run);",
+        "        Message message = message_of(run);",
+        "device/cuda/compression.test.cpp", "*bits of the host's*",
     ),
     Mutation(
         "ranks-do-not-compare-settings-of-a-reduction", "bucket/bucket_reduction.hpp",

@@ -20,7 +20,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -527,6 +526,450 @@ template <class T>
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/device/step.hpp
+
+#ifndef JOINABLE_DEVICE_STEP_HPP_PART_1
+#define JOINABLE_DEVICE_STEP_HPP_PART_1
+
+/// @file
+/// The steps of reductions that compute in the memory of a device. A matrix of rows x columns numbers is the product of
+/// two thin ones: left (rank x rows) and right (rank x columns), each with one row of numbers for each rank of the
+/// approximation. What all ranks compute from the same numbers has one order and rounds each product, so it has the same
+/// bits on every processor and on every device.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+struct MatrixSize {
+    std::size_t rows = 0;
+    std::size_t columns = 0;
+    std::size_t rank = 0; ///< of the approximation; 0: there is none
+};
+
+/// Elements `from` are of DeviceStep::from_dtype, and `to` of DeviceStep::dtype. Numbers are f64 where `dtype` is, else f32.
+enum class StepKind : std::uint8_t {
+    fill_random, ///< numbers to, from -1 to 1, follow from `seed` alone
+    cast, ///< elements to = elements from x number, in the wider type; one without `from`: number
+    orthogonalize,   ///< `rank` rows of `columns` numbers to, see orthogonalize()
+    add,             ///< numbers to = elements from + numbers left
+    multiply_right,  ///< numbers to (left) = numbers from (matrix) x right, in each device's order
+    multiply_left,   ///< numbers to (right) = transposed numbers from (matrix) x left, alike
+    multiply,        ///< elements to = left x right; zeros if only_if says no
+    note_not_finite, ///< number of f64 to = 0 if elements from are not all finite
+    keep_rows,       ///< `rank` rows of `columns` numbers to = from, but for rows of zeros
+    subtract,        ///< numbers to = from - left x right
+};
+inline constexpr std::uint8_t step_kinds = 10;
+
+/// The arguments of a step. Pointers are to memory of the device.
+struct DeviceStep {
+    StepKind kind;
+    DType dtype;
+    DType from_dtype = DType::f32;
+    void const* from = nullptr;
+    void* to = nullptr;
+    void const* left = nullptr;
+    void const* right = nullptr;
+    double const* only_if =
+        nullptr; ///< null, or a number; 0: keep_rows and subtract change nothing
+    /// For multiply_left on a device: numbers_of_chunks() numbers. For multiply and subtract on the host: a row of numbers.
+    void* room = nullptr;
+    double number = 1; ///< a factor, or an epsilon
+    std::uint64_t seed = 0;
+    MatrixSize size = {};
+    std::size_t count = 0; ///< of elements
+};
+
+/// On a device, multiply_left sums chunks of so many rows, and then the sums of chunks.
+inline constexpr std::size_t rows_of_chunk = 256;
+[[nodiscard]] JOINABLE_HOST_DEVICE constexpr std::size_t chunks_of(MatrixSize const& size
+) noexcept {
+    return (size.rows + rows_of_chunk - 1) / rows_of_chunk;
+}
+[[nodiscard]] constexpr std::size_t numbers_of_chunks(MatrixSize const& size) noexcept {
+    return chunks_of(size) * size.rank * size.columns;
+}
+
+/// Number `i` that fill_random() writes.
+template <class T>
+[[nodiscard]] JOINABLE_HOST_DEVICE T random_number(std::uint64_t seed, std::size_t i) noexcept {
+    std::uint64_t const state = seed + (i + 1) * splitmix_increment;
+    return static_cast<T>(static_cast<double>(splitmix(state) >> 11U) * 0x1p-52 - 1.0);
+}
+
+/// A product in double: that of two floats is exact, so it need not be kept from being fused.
+JOINABLE_HOST_DEVICE inline double wide_product(float a, float b) {
+    return static_cast<double>(a) * static_cast<double>(b);
+}
+JOINABLE_HOST_DEVICE inline double wide_product(double a, double b) {
+    double product;
+    JOINABLE_ROUNDED_PRODUCT(product, a, b);
+    return product;
+}
+
+// A block computes with as many threads as there are lanes. `block.each(count, f)` calls f(i) for all i, in the thread of
+// lane i % square_lanes; `block.sum(count, term)` adds term(i) in double: a lane adds its terms in order, and then lanes are
+// folded as in device/combined_terms.hpp.
+
+/// The one of the host; of kernels, when the host tests them.
+struct HostBlock {
+    template <class F>
+    JOINABLE_HOST_DEVICE void each(std::size_t count, F const& f) const {
+        for (std::size_t i = 0; i < count; ++i) {
+            f(i);
+        }
+    }
+    template <class Term>
+    JOINABLE_HOST_DEVICE double sum(std::size_t count, Term const& term) const {
+        double lanes[square_lanes] = {};
+        std::size_t done = 0;
+        for (; done + square_lanes <= count; done += square_lanes) {
+            for (std::size_t lane = 0; lane < square_lanes; ++lane) {
+                lanes[lane] += term(done + lane);
+            }
+        }
+        for (std::size_t i = done; i < count; ++i) {
+            lanes[i - done] += term(i);
+        }
+        for (std::size_t half = square_lanes / 2; half != 0; half /= 2) {
+            for (std::size_t lane = 0; lane < half; ++lane) {
+                fold_lane(lanes, half, lane);
+            }
+        }
+        return lanes[0];
+    }
+};
+
+template <class Block, class T>
+[[nodiscard]] JOINABLE_HOST_DEVICE double
+inner_product(Block const& block, T const* a, T const* b, std::size_t count) {
+    return block.sum(count, [=](std::size_t i) { return wide_product(a[i], b[i]); });
+}
+
+/// Makes `rank` rows of `count` numbers orthonormal, in order, as PyTorch's _orthogonalize does with an epsilon. Where the
+/// rows before span a row, rounding errors are left of it, which need not be orthogonal: so each row is made so twice. Zeros
+/// stay zeros.
+/// Source: Giraud, Langou and Rozloznik, "The Loss of Orthogonality in the Gram-Schmidt Orthogonalization Process", 2005.
+template <class Block, class T>
+JOINABLE_HOST_DEVICE void
+orthogonalize(Block const& block, T* rows, std::size_t rank, std::size_t count, double epsilon) {
+    for (std::size_t r = 0; r < rank; ++r) {
+        T* const row = rows + r * count;
+        for (int pass = 0; pass < (r == 0 ? 1 : 2); ++pass) {
+            for (std::size_t other = 0; other < r; ++other) {
+                T const* const before = rows + other * count;
+                double const part = inner_product(block, before, row, count);
+                block.each(count, [=](std::size_t i) {
+                    double product;
+                    JOINABLE_ROUNDED_PRODUCT(product, static_cast<double>(before[i]), part);
+                    row[i] = static_cast<T>(static_cast<double>(row[i]) - product);
+                });
+            }
+            double const length = std::sqrt(inner_product(block, row, row, count)) + epsilon;
+            if (length > 0) {
+                block.each(count, [=](std::size_t i) {
+                    row[i] = static_cast<T>(static_cast<double>(row[i]) / length);
+                });
+            }
+        }
+    }
+}
+
+/// Element i x columns + j of left x right.
+template <class T>
+[[nodiscard]] JOINABLE_HOST_DEVICE T
+product_element(MatrixSize const& size, T const* left, T const* right, std::size_t element) {
+    std::size_t const i = element / size.columns;
+    std::size_t const j = element % size.columns;
+    T sum = 0;
+    for (std::size_t r = 0; r < size.rank; ++r) {
+        T product;
+        JOINABLE_ROUNDED_PRODUCT(product, right[r * size.columns + j], left[r * size.rows + i]);
+        sum += product;
+    }
+    return sum;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/bucket/compression/detail/low_rank.hpp
+
+/// @file
+/// The products of device/step.hpp on the host, by its instruction sets.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// left = matrix x right, on this rank.
+template <class T>
+JOINABLE_LOOP void
+multiply_right(MatrixSize size, T const* matrix, T const* right, T* left) noexcept {
+    constexpr std::size_t lanes = 64 / sizeof(T);
+    for (std::size_t i = 0; i < size.rows; ++i) {
+        T const* const row = matrix + i * size.columns;
+        for (std::size_t r = 0; r < size.rank; ++r) {
+            T const* const column = right + r * size.columns;
+            T sums[lanes] = {};
+            std::size_t j = 0;
+            for (; j + lanes <= size.columns; j += lanes) {
+                for (std::size_t lane = 0; lane < lanes; ++lane) {
+                    sums[lane] += row[j + lane] * column[j + lane];
+                }
+            }
+            T sum = 0;
+            for (; j < size.columns; ++j) {
+                sum += row[j] * column[j];
+            }
+            for (T const part : sums) {
+                sum += part;
+            }
+            left[r * size.rows + i] = sum;
+        }
+    }
+}
+
+/// right = the transposed matrix x left, on this rank.
+template <class T>
+JOINABLE_LOOP void
+multiply_left(MatrixSize size, T const* matrix, T const* left, T* right) noexcept {
+    for (std::size_t k = 0; k < size.rank * size.columns; ++k) {
+        right[k] = 0;
+    }
+    for (std::size_t i = 0; i < size.rows; ++i) {
+        T const* const row = matrix + i * size.columns;
+        for (std::size_t r = 0; r < size.rank; ++r) {
+            T const factor = left[r * size.rows + i];
+            T* const sums = right + r * size.columns;
+            for (std::size_t j = 0; j < size.columns; ++j) {
+                sums[j] += row[j] * factor;
+            }
+        }
+    }
+}
+
+/// Row `i` of left x right, one row of right after another, from column `done` on.
+template <class T>
+struct ProductRow {
+    static std::size_t convert(MatrixSize, T const*, T const*, std::size_t, T*) noexcept {
+        return 0;
+    }
+    template <std::size_t bytes>
+    [[gnu::always_inline]] static void
+    run(Width<bytes>,
+        std::size_t done,
+        MatrixSize size,
+        T const* left,
+        T const* right,
+        std::size_t i,
+        T* to) noexcept {
+        constexpr std::size_t lanes = bytes / sizeof(T);
+        using Register [[gnu::vector_size(bytes)]] = T;
+        auto const* const rows = reinterpret_cast<std::byte const*>(right);
+        auto* const results = reinterpret_cast<std::byte*>(to);
+        std::size_t j = done;
+        for (; j + lanes <= size.columns; j += lanes) {
+            Register sum = {};
+            for (std::size_t r = 0; r < size.rank; ++r) {
+                Register row; // by value it would change the ABI of a function for every processor
+                std::memcpy(&row, rows + (r * size.columns + j) * sizeof(T), sizeof row);
+                Register product;
+                JOINABLE_ROUNDED_PRODUCT(product, row, left[r * size.rows + i]);
+                sum += product;
+            }
+            std::memcpy(results + j * sizeof(T), &sum, sizeof sum);
+        }
+        for (; j < size.columns; ++j) {
+            T sum = 0;
+            for (std::size_t r = 0; r < size.rank; ++r) {
+                T product;
+                JOINABLE_ROUNDED_PRODUCT(
+                    product, right[r * size.columns + j], left[r * size.rows + i]
+                );
+                sum += product;
+            }
+            store<T>(results + j * sizeof(T), sum);
+        }
+    }
+};
+template <class T>
+void product_row(
+    MatrixSize size,
+    T const* left,
+    T const* right,
+    std::size_t i,
+    T* to,
+    InstructionSet set = instruction_set()
+) noexcept {
+    CompiledLoop<ProductRow<T>, MatrixSize, T const*, T const*, std::size_t, T*>::of(set)(
+        size, left, right, i, to
+    );
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/bucket/compression/detail/steps.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The host, or a device with kernels.
+/// @throws ContractViolation
+template <Communicator Comm>
+[[nodiscard]] Device& computing_device(Comm& comm, std::string_view name) {
+    Device& device = device_of(comm);
+    if (!is_on_host(device) && !device.can_compute()) {
+        throw ContractViolation{concat(
+            name,
+            ": the device of these gradients has no kernels; give its use_kernels() what "
+            "joinable::cuda_kernels() returns, or use AllReduce"
+        )};
+    }
+    return device;
+}
+
+template <class T>
+JOINABLE_LOOP void orthogonalize_on_host(DeviceStep const& step) noexcept {
+    auto const [rows, columns, rank] = step.size;
+    static_cast<void>(rows);
+    orthogonalize(HostBlock{}, static_cast<T*>(step.to), rank, columns, step.number);
+}
+template <class T>
+JOINABLE_LOOP void keep_rows_on_host(DeviceStep const& step) noexcept {
+    std::size_t const count = step.size.columns;
+    for (std::size_t r = 0; r < step.size.rank; ++r) {
+        T const* const row = static_cast<T const*>(step.from) + r * count;
+        if (inner_product(HostBlock{}, row, row, count) > 0) {
+            std::copy_n(row, count, static_cast<T*>(step.to) + r * count);
+        }
+    }
+}
+template <class T>
+void multiply_on_host(DeviceStep const& step) {
+    auto const* const left = static_cast<T const*>(step.left);
+    auto const* const right = static_cast<T const*>(step.right);
+    auto* const row = static_cast<T*>(step.room);
+    std::size_t const columns = step.size.columns;
+    std::size_t const row_bytes = columns * joinable::size_of(step.dtype);
+    auto* at = static_cast<std::byte*>(step.to);
+    for (std::size_t i = 0; i < step.size.rows; ++i, at += row_bytes) {
+        if (size_of(step.dtype) == sizeof(T)) {
+            product_row(step.size, left, right, i, reinterpret_cast<T*>(at));
+        } else {
+            product_row(step.size, left, right, i, row);
+            cast_from(row, Buffer{at, columns, step.dtype});
+        }
+    }
+}
+template <class T>
+void subtract_on_host(DeviceStep const& step) {
+    auto* const row = static_cast<T*>(step.room);
+    std::size_t const columns = step.size.columns;
+    auto const* from = static_cast<T const*>(step.from);
+    auto* to = static_cast<T*>(step.to);
+    for (std::size_t i = 0; i < step.size.rows; ++i, from += columns, to += columns) {
+        product_row(
+            step.size, static_cast<T const*>(step.left), static_cast<T const*>(step.right), i, row
+        );
+        for (std::size_t j = 0; j < columns; ++j) {
+            to[j] = from[j] - row[j];
+        }
+    }
+}
+
+/// Runs a step in host memory.
+inline void compute_on_host(DeviceStep const& step) {
+    bool const is_off = step.only_if != nullptr && *step.only_if == 0;
+    Buffer const elements{const_cast<void*>(step.from), step.count, step.from_dtype};
+    visit_number(step.dtype, [&]<class T>(T) {
+        auto const* const from = static_cast<T const*>(step.from);
+        auto* const to = static_cast<T*>(step.to);
+        switch (step.kind) {
+        case StepKind::cast:
+            visit_floating(step.dtype, [&]<class To>(std::type_identity<To>) {
+                double const one = step.number;
+                cast_to(
+                    step.from == nullptr ? Buffer{const_cast<double*>(&one), 1, DType::f64}
+                                         : elements,
+                    step.from == nullptr ? 1.0 : step.number,
+                    static_cast<To*>(step.to)
+                );
+            });
+            return;
+        case StepKind::fill_random:
+            for (std::size_t i = 0; i < step.count; ++i) {
+                to[i] = random_number<T>(step.seed, i);
+            }
+            return;
+        case StepKind::orthogonalize: orthogonalize_on_host<T>(step); return;
+        case StepKind::add: {
+            auto const* const other = static_cast<T const*>(step.left);
+            cast_to(elements, 1.0, to);
+            for (std::size_t i = 0; i < step.count; ++i) {
+                to[i] += other[i];
+            }
+            return;
+        }
+        case StepKind::multiply_right:
+            multiply_right(step.size, from, static_cast<T const*>(step.right), to);
+            return;
+        case StepKind::multiply_left:
+            multiply_left(step.size, from, static_cast<T const*>(step.left), to);
+            return;
+        case StepKind::multiply:
+            if (is_off) {
+                std::memset(
+                    step.to, 0, step.size.rows * step.size.columns * joinable::size_of(step.dtype)
+                );
+            } else {
+                multiply_on_host<T>(step);
+            }
+            return;
+        case StepKind::note_not_finite:
+            if (!are_finite(elements)) {
+                *static_cast<double*>(step.to) = 0;
+            }
+            return;
+        case StepKind::keep_rows:
+            if (!is_off) {
+                keep_rows_on_host<T>(step);
+            }
+            return;
+        case StepKind::subtract:
+            if (!is_off) {
+                subtract_on_host<T>(step);
+            }
+            return;
+        }
+    });
+}
+
+/// Runs steps where their memory is: on the host in the order of the list, on a device as Device::compute().
+inline void compute(Device& device, std::span<DeviceStep const> steps) {
+    if (is_on_host(device)) {
+        for (DeviceStep const& step : steps) {
+            compute_on_host(step);
+        }
+    } else {
+        device.compute(steps.data(), steps.size());
+    }
+}
+inline void compute(Device& device, DeviceStep const& step) {
+    compute(device, std::span{&step, 1});
+}
+
+[[nodiscard]] inline DeviceStep cast_step(Buffer from, double factor, Buffer to) {
+    return {
+        .kind = StepKind::cast,
+        .dtype = to.dtype,
+        .from_dtype = from.dtype,
+        .from = from.data,
+        .to = to.data,
+        .number = factor,
+        .count = to.count
+    };
+}
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/bucket/compression/detail/feedback.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -536,7 +979,9 @@ template <class Comm>
 void require_host_buckets(Comm& comm, std::string_view name) {
     if (!is_on_host(device_of(comm))) {
         throw ContractViolation{concat(
-            name, " computes on the host, but these gradients are on a device; use AllReduce there"
+            name,
+            " computes on the host, but these gradients are on a device; use PowerSgd, Fp16Compression or "
+            "AllReduce there"
         )};
     }
 }
@@ -588,21 +1033,26 @@ private:
 /// number for each element, in the units of the average. Local.
 class Feedback {
 public:
-    /// Keeps the residuals of parameters that it has.
-    void prepare(BucketParts parts) {
+    /// Keeps the residuals of parameters that it has. All memory is the device's.
+    void prepare(Device& device, BucketParts parts) {
+        device_ = &device;
+        auto const make = [&](std::size_t bytes) {
+            return device.allocate(bytes, Arena::default_alignment);
+        };
         for (BucketPart const& part : parts) {
             Residual& mine = of_parameter(residuals_, part.parameter);
             if (mine.memory.bytes() != bytes_of(part)) {
-                mine.memory = Arena{bytes_of(part)};
+                mine.memory = make(bytes_of(part));
             }
             mine.dtype = number_dtype(part.dtype);
             mine.extents = part.extents;
             mine.strides = part.strides;
         }
-        inputs_.prepare(parts, 0, bytes_of, [](std::size_t bytes) { return Arena{bytes}; });
+        inputs_.prepare(parts, 0, bytes_of, make);
     }
 
-    /// Writes the sum of a part's gradient and residual to its place in inputs().
+    /// Writes the sum of a part's gradient and residual to its place in inputs(). On the host, as all that follows but
+    /// scale() and save().
     template <class T>
     T* add(BucketRun const& run, std::size_t k) {
         T* const to = inputs<T>(run, k);
@@ -615,11 +1065,15 @@ public:
         return to;
     }
     /// The numbers of a run, from part `k` on.
-    template <class T>
-    [[nodiscard]] T* inputs(BucketRun const& run, std::size_t k = 0) const noexcept {
-        return inputs_.of<T>(run) + (run.parts[k].offset - run.parts[0].offset);
+    [[nodiscard]] std::byte* inputs(BucketRun const& run, std::size_t k) const noexcept {
+        std::size_t const begin = run.parts[k].offset - run.parts[0].offset;
+        return inputs_.of(run) + begin * number_size(run.buffer.dtype);
     }
     template <class T>
+    [[nodiscard]] T* inputs(BucketRun const& run, std::size_t k = 0) const noexcept {
+        return reinterpret_cast<T*>(inputs(run, k));
+    }
+    template <class T = std::byte>
     [[nodiscard]] T* residual(std::size_t parameter) const noexcept {
         return reinterpret_cast<T*>(residuals_[parameter].memory.data());
     }
@@ -640,12 +1094,10 @@ public:
     }
     /// Multiplies all residuals.
     void scale(double factor) {
-        for (std::size_t parameter = 0; parameter < residuals_.size(); ++parameter) {
-            Residual const& mine = residuals_[parameter];
-            visit_number(mine.dtype, [&]<class T>(T) {
-                std::byte* const numbers = mine.memory.data();
-                cast_elements<T, T>(numbers, factor, numbers, mine.memory.bytes() / sizeof(T));
-            });
+        for (Residual const& mine : residuals_) {
+            std::size_t const count = mine.memory.bytes() / size_of(mine.dtype);
+            Buffer const numbers{mine.memory.data(), count, mine.dtype};
+            compute(*device_, cast_step(numbers, factor, numbers));
         }
     }
     /// Lists the residuals of parameters for which `is_kept(parameter)`.
@@ -655,7 +1107,14 @@ public:
             auto const& [memory, dtype, extents, strides] = residuals_[parameter];
             if (memory.bytes() != 0 && is_kept(parameter)) {
                 state.tensors.push_back(
-                    {"residual", parameter, memory.data(), dtype, extents, strides}
+                    {"residual",
+                     parameter,
+                     memory.data(),
+                     dtype,
+                     extents,
+                     strides,
+                     false,
+                     device_->id()}
                 );
             }
         }
@@ -675,6 +1134,7 @@ private:
         Shape extents;
         Shape strides;
     };
+    Device* device_ = nullptr;
     std::vector<Residual> residuals_; ///< per parameter
     RunMemory inputs_;
 };
@@ -701,8 +1161,9 @@ inline constexpr std::array<std::string_view, 4> cast_names{
 /// Sends gradients as elements of another type, by the reduction `Next`: as f16 or bf16 they need half of the bytes of
 /// f32, and 16-bit gradients as f32 are summed without rounding each sum. Each gradient is multiplied by the factor in
 /// f32, or in f64 if one of the types is that, and rounded; the average is rounded again when it comes back. What rounding
-/// loses is not kept. For buckets in host memory: for others the model is refused when it is made. Allocates buckets of the
-/// other type once.
+/// loses is not kept. Allocates buckets of the other type once. Buckets of a device are cast there, to the host's bits, by
+/// kernels (CudaDevice::use_kernels); without them the model is refused when it is made.
+/// Stream order: casts run on the device's stream, in order with the collectives; no call waits for them.
 template <DType To, class Next = AllReduce>
 struct CastTo {
     static_assert(is_floating_point(To), "CastTo: expected DType::f16, bf16, f32 or f64");
@@ -723,6 +1184,7 @@ struct CastTo {
     detail::RunMemory memory{};
     std::vector<BucketPart> parts{};     ///< of the other type
     std::vector<std::size_t> place_of{}; ///< per parameter: in parts
+    Device* device = nullptr;            ///< of the buckets
 
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm&) noexcept {
@@ -730,7 +1192,7 @@ struct CastTo {
     }
     template <Communicator Comm>
     void prepare(Comm& comm, BucketParts given) {
-        detail::require_host_buckets(comm, name);
+        device = &detail::computing_device(comm, name);
         memory.prepare(comm, given, 0, [](BucketPart const& part) {
             return part.dtype == To ? 0 : part.count * size_of(To);
         });
@@ -746,7 +1208,7 @@ struct CastTo {
     template <Communicator Comm>
     [[nodiscard]] auto start(Comm& comm, BucketRun const& run, double factor, bool contributes) {
         BucketRun const other = cast(run);
-        detail::cast_to(run.buffer, factor, static_cast<Sent*>(other.buffer.data));
+        detail::compute(*device, detail::cast_step(run.buffer, factor, other.buffer));
         return next.start(comm, other, 1.0, contributes);
     }
     template <Communicator Comm>
@@ -759,7 +1221,7 @@ struct CastTo {
         BucketRun const other = cast(run);
         next.finish(comm, other);
         if (other.buffer.data != run.buffer.data) {
-            detail::cast_from(static_cast<Sent const*>(other.buffer.data), run.buffer);
+            detail::compute(*device, detail::cast_step(other.buffer, 1.0, run.buffer));
         }
     }
     void end_iteration() {
@@ -780,9 +1242,6 @@ struct CastTo {
     }
 
 private:
-    using Sent = std::
-        tuple_element_t<static_cast<std::size_t>(To), std::tuple<Half, BFloat16, float, double>>;
-
     [[nodiscard]] BucketRun cast(BucketRun const& run) const {
         std::size_t const first = place_of[run.parts[0].parameter];
         void* const data = run.buffer.dtype == To ? run.buffer.data : memory.of(run);
@@ -1021,7 +1480,7 @@ struct Int8Compression {
         detail::require_host_buckets(comm, name);
         own_rank = static_cast<std::size_t>(comm.rank());
         ranks = static_cast<std::size_t>(comm.size());
-        feedback.prepare(parts);
+        feedback.prepare(detail::the_host(), parts);
         auto const bytes = [](BucketPart const& part) {
             return detail::bytes_of_blocks(part.count);
         };
@@ -1217,184 +1676,6 @@ struct NoReduction {
 
 }} // namespace joinable::v0
 
-// ---- joinable/bucket/compression/detail/low_rank.hpp
-
-/// @file
-/// A matrix of rows x columns numbers as the product of two thin ones: left (rank x rows) and right (rank x columns), each
-/// with one row of numbers for each rank of the approximation. What all ranks compute from the same numbers has one order
-/// and rounds each product, so it has the same bits on every processor.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-struct MatrixSize {
-    std::size_t rows = 0;
-    std::size_t columns = 0;
-    std::size_t rank = 0; ///< of the approximation; 0: there is none
-};
-
-/// left = matrix x right, on this rank.
-template <class T>
-JOINABLE_LOOP void
-multiply_right(MatrixSize size, T const* matrix, T const* right, T* left) noexcept {
-    constexpr std::size_t lanes = 64 / sizeof(T);
-    for (std::size_t i = 0; i < size.rows; ++i) {
-        T const* const row = matrix + i * size.columns;
-        for (std::size_t r = 0; r < size.rank; ++r) {
-            T const* const column = right + r * size.columns;
-            T sums[lanes] = {};
-            std::size_t j = 0;
-            for (; j + lanes <= size.columns; j += lanes) {
-                for (std::size_t lane = 0; lane < lanes; ++lane) {
-                    sums[lane] += row[j + lane] * column[j + lane];
-                }
-            }
-            T sum = 0;
-            for (; j < size.columns; ++j) {
-                sum += row[j] * column[j];
-            }
-            for (T const part : sums) {
-                sum += part;
-            }
-            left[r * size.rows + i] = sum;
-        }
-    }
-}
-
-/// right = the transposed matrix x left, on this rank.
-template <class T>
-JOINABLE_LOOP void
-multiply_left(MatrixSize size, T const* matrix, T const* left, T* right) noexcept {
-    for (std::size_t k = 0; k < size.rank * size.columns; ++k) {
-        right[k] = 0;
-    }
-    for (std::size_t i = 0; i < size.rows; ++i) {
-        T const* const row = matrix + i * size.columns;
-        for (std::size_t r = 0; r < size.rank; ++r) {
-            T const factor = left[r * size.rows + i];
-            T* const sums = right + r * size.columns;
-            for (std::size_t j = 0; j < size.columns; ++j) {
-                sums[j] += row[j] * factor;
-            }
-        }
-    }
-}
-
-/// Row `i` of left x right, one row of right after another, from column `done` on.
-template <class T>
-struct ProductRow {
-    static std::size_t convert(MatrixSize, T const*, T const*, std::size_t, T*) noexcept {
-        return 0;
-    }
-    template <std::size_t bytes>
-    [[gnu::always_inline]] static void
-    run(Width<bytes>,
-        std::size_t done,
-        MatrixSize size,
-        T const* left,
-        T const* right,
-        std::size_t i,
-        T* to) noexcept {
-        constexpr std::size_t lanes = bytes / sizeof(T);
-        using Register [[gnu::vector_size(bytes)]] = T;
-        auto const* const rows = reinterpret_cast<std::byte const*>(right);
-        auto* const results = reinterpret_cast<std::byte*>(to);
-        std::size_t j = done;
-        for (; j + lanes <= size.columns; j += lanes) {
-            Register sum = {};
-            for (std::size_t r = 0; r < size.rank; ++r) {
-                Register row; // by value it would change the ABI of a function for every processor
-                std::memcpy(&row, rows + (r * size.columns + j) * sizeof(T), sizeof row);
-                Register product;
-                JOINABLE_ROUNDED_PRODUCT(product, row, left[r * size.rows + i]);
-                sum += product;
-            }
-            std::memcpy(results + j * sizeof(T), &sum, sizeof sum);
-        }
-        for (; j < size.columns; ++j) {
-            T sum = 0;
-            for (std::size_t r = 0; r < size.rank; ++r) {
-                T product;
-                JOINABLE_ROUNDED_PRODUCT(
-                    product, right[r * size.columns + j], left[r * size.rows + i]
-                );
-                sum += product;
-            }
-            store<T>(results + j * sizeof(T), sum);
-        }
-    }
-};
-template <class T>
-void product_row(
-    MatrixSize size,
-    T const* left,
-    T const* right,
-    std::size_t i,
-    T* to,
-    InstructionSet set = instruction_set()
-) noexcept {
-    CompiledLoop<ProductRow<T>, MatrixSize, T const*, T const*, std::size_t, T*>::of(set)(
-        size, left, right, i, to
-    );
-}
-
-/// The sum of the products of two lists, one after another, in double.
-template <class T>
-[[nodiscard]] JOINABLE_LOOP double
-inner_product(T const* a, T const* b, std::size_t count) noexcept {
-    double sum = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-        double product; // of two floats it is exact
-        JOINABLE_ROUNDED_PRODUCT(product, static_cast<double>(a[i]), static_cast<double>(b[i]));
-        sum += product;
-    }
-    return sum;
-}
-/// row -= part x other
-template <class T>
-JOINABLE_LOOP void subtract(T* row, double part, T const* other, std::size_t count) noexcept {
-    for (std::size_t i = 0; i < count; ++i) {
-        double product;
-        JOINABLE_ROUNDED_PRODUCT(product, static_cast<double>(other[i]), part);
-        row[i] = static_cast<T>(static_cast<double>(row[i]) - product);
-    }
-}
-/// row /= its length + epsilon. Zeros stay zeros.
-template <class T>
-void normalize(T* row, std::size_t count, double epsilon) noexcept {
-    double const length = std::sqrt(inner_product(row, row, count)) + epsilon;
-    for (std::size_t i = 0; length > 0 && i < count; ++i) {
-        row[i] = static_cast<T>(static_cast<double>(row[i]) / length);
-    }
-}
-
-/// Makes `rank` rows of `count` numbers orthonormal, in order, as PyTorch's _orthogonalize does with an epsilon. Where the
-/// rows before span a row, rounding errors are left of it, which need not be orthogonal: so each row is made so twice.
-/// Source: Giraud, Langou and Rozloznik, "The Loss of Orthogonality in the Gram-Schmidt Orthogonalization Process", 2005.
-template <class T>
-void orthogonalize(T* rows, std::size_t rank, std::size_t count, double epsilon) noexcept {
-    for (std::size_t r = 0; r < rank; ++r) {
-        T* const row = rows + r * count;
-        for (int pass = 0; pass < (r == 0 ? 1 : 2); ++pass) {
-            for (std::size_t other = 0; other < r; ++other) {
-                T const* const before = rows + other * count;
-                subtract(row, inner_product(before, row, count), before, count);
-            }
-            normalize(row, count, epsilon);
-        }
-    }
-}
-
-/// Fills with numbers from -1 to 1 that follow from `seed` alone.
-template <class T>
-void fill_random(T* to, std::size_t count, std::uint64_t seed) noexcept {
-    for (std::size_t i = 0; i < count; ++i) {
-        seed += splitmix_increment;
-        to[i] = static_cast<T>(static_cast<double>(splitmix(seed) >> 11U) * 0x1p-52 - 1.0);
-    }
-}
-
-}}} // namespace joinable::v0::detail
-
 // ---- joinable/bucket/compression/power_sgd.hpp
 
 namespace joinable { inline namespace v0 {
@@ -1407,14 +1688,9 @@ struct LowRankFactors {
     DType dtype = DType::f32; ///< of the matrices
     Arena right;              ///< of the last round, and of the next one: the same on all ranks
     Arena left;               ///< of this round, orthonormal: the same on all ranks
-    Arena own_right;          ///< this rank's summand
+    Arena own_right;          ///< this rank's summand; before, the orthonormal matrix of this round
+    Arena chunks;             ///< sums of chunks of rows, on a device
     bool is_started = false;
-    double contributors = 0; ///< of the run that begins here
-
-    template <class T>
-    [[nodiscard]] static T* numbers(Arena const& arena) noexcept {
-        return reinterpret_cast<T*>(arena.data());
-    }
 };
 
 } // namespace detail
@@ -1426,8 +1702,11 @@ struct LowRankFactors {
 /// Dimensions of extent 1 do not count. Gradients of one dimension, and those that would not get smaller by
 /// `min_compression_rate`, travel whole, with the first sum. The averages delivered plus the residuals of all ranks are the
 /// sum of the gradients, but for rounding. A bucket whose averages are not finite delivers them and leaves its residuals;
-/// so does a round without contributors, which delivers zeros. For buckets in host memory: for others the model is refused
-/// when it is made.
+/// so does a round without contributors, which delivers zeros.
+/// Buckets of a device are computed there by kernels (CudaDevice::use_kernels); without them the model is refused when it is
+/// made. All memory is allocated by then.
+/// Stream order: all of it runs on the device's stream, in order with the collectives; no call waits for it. Averages
+/// differ from the host's by how this rank's products with its gradient are summed: in double. All else has the host's bits.
 /// Complexity: 4 x PowerSgd::rank products for each element. Memory: two numbers for each element, and the thin matrices.
 struct PowerSgd {
     static constexpr std::string_view name = "PowerSgd";
@@ -1446,22 +1725,33 @@ struct PowerSgd {
     std::uint64_t rounds = 0; ///< that were reduced
     detail::Feedback feedback{};
     detail::RunMemory messages{};
+    /// Two numbers of f64 for a run: how many ranks contribute, and the same if the averages are finite, else 0.
+    detail::RunMemory verdicts{};
     std::vector<detail::LowRankFactors> factors{}; ///< per parameter
-    detail::Scratch row{detail::the_host()};       ///< of a product
+    detail::Scratch row{detail::the_host()};       ///< of a product, on the host
+    Device* device = nullptr;                      ///< of the buckets
+    std::vector<detail::DeviceStep> listed{};      ///< what is computed next
 
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm&) noexcept {
         return false;
     }
-    /// @throws ContractViolation  a setting is out of range, or buckets are on a device.
+    /// @throws ContractViolation  a setting is out of range, or buckets are on a device without kernels.
     template <Communicator Comm>
     void prepare(Comm& comm, BucketParts parts) {
-        detail::require_host_buckets(comm, name);
+        device = &detail::computing_device(comm, name);
         require_settings();
-        feedback.prepare(parts);
+        feedback.prepare(*device, parts);
         for (BucketPart const& part : parts) {
             prepare_factors(part);
         }
+        listed.reserve(6 * parts.size() + 2); // rounds allocate nothing
+        verdicts.prepare(
+            parts,
+            2 * sizeof(double),
+            [](BucketPart const&) { return std::size_t{0}; },
+            [&](std::size_t bytes) { return allocate(bytes); }
+        );
         messages.prepare(comm, parts, sizeof(double), [&](BucketPart const& part) {
             return numbers_of(part) * detail::number_size(part.dtype);
         });
@@ -1472,29 +1762,22 @@ struct PowerSgd {
         if (!is_compressing()) {
             return AnyWork{comm.all_reduce(run.buffer, ReduceOp::sum)};
         }
-        Buffer message{messages.of(run), 0, detail::number_dtype(run.buffer.dtype)};
-        detail::visit_number(run.buffer.dtype, [&]<class T>(T) {
-            message.count = write_lefts(run, contributes, static_cast<T*>(message.data));
-        });
+        Buffer const message{
+            messages.of(run), write_lefts(run, contributes), detail::number_dtype(run.buffer.dtype)
+        };
         return AnyWork{comm.all_reduce(message, ReduceOp::sum)};
     }
     template <Communicator Comm>
     [[nodiscard]] AnyWork advance(Comm& comm, BucketRun const& run, std::size_t /*step*/) {
-        Buffer message{messages.of(run), 0, detail::number_dtype(run.buffer.dtype)};
-        if (is_compressing()) {
-            detail::visit_number(run.buffer.dtype, [&]<class T>(T) {
-                message.count = write_rights(run, static_cast<T*>(message.data));
-            });
-        }
-        return message.count == 0 ? AnyWork{CompletedWork{}}
-                                  : AnyWork{comm.all_reduce(message, ReduceOp::sum)};
+        std::size_t const count = is_compressing() ? write_rights(run) : 0;
+        Buffer const message{messages.of(run), count, detail::number_dtype(run.buffer.dtype)};
+        return count == 0 ? AnyWork{CompletedWork{}}
+                          : AnyWork{comm.all_reduce(message, ReduceOp::sum)};
     }
     template <Communicator Comm>
     void finish(Comm&, BucketRun const& run) {
         if (is_compressing()) {
-            detail::visit_number(run.buffer.dtype, [&]<class T>(T) {
-                deliver(run, messages.of<T>(run));
-            });
+            deliver(run);
         }
     }
     void end_iteration() noexcept { ++rounds; }
@@ -1509,7 +1792,8 @@ struct PowerSgd {
         list.add("PowerSgd::rounds", rounds);
     }
 
-    /// Multiplies what this rank keeps, after the scale of the loss was multiplied by `factor`. Between rounds. Local.
+    /// Multiplies what this rank keeps, after the scale of the loss was multiplied by `factor`. Between rounds. Local; on a
+    /// device in the order of its stream.
     void scale_residuals(double factor) { feedback.scale(factor); }
 
     /// The residuals, the right matrices and the count of rounds, for a Checkpoint.
@@ -1525,18 +1809,30 @@ struct PowerSgd {
                 Shape const extents{most, columns};
                 Shape const strides = row_major_strides(extents);
                 state.tensors.push_back(
-                    {"warm_start", i, mine.right.data(), mine.dtype, extents, strides, true}
+                    {"warm_start",
+                     i,
+                     mine.right.data(),
+                     mine.dtype,
+                     extents,
+                     strides,
+                     true,
+                     device->id()}
                 );
             }
         }
     }
     /// Zeros are of a matrix that no round has begun with.
-    void load(ReductionState const& /*state*/) noexcept {
+    void load(ReductionState const& /*state*/) {
         for (Factors& mine : factors) {
-            auto const bytes = std::span{mine.right.data(), mine.right.bytes()};
-            mine.is_started = std::any_of(bytes.begin(), bytes.end(), [](std::byte byte) {
-                return byte != std::byte{0};
-            });
+            if (mine.right.bytes() == 0) {
+                continue;
+            }
+            Arena const bytes = device->allocate_staging(mine.right.bytes());
+            device->download(mine.right.data(), bytes.data(), bytes.bytes());
+            mine.is_started =
+                std::any_of(bytes.data(), bytes.data() + bytes.bytes(), [](std::byte byte) {
+                    return byte != std::byte{0};
+                });
         }
     }
 
@@ -1592,12 +1888,20 @@ private:
         std::size_t const size = detail::number_size(part.dtype);
         if (mine.right.bytes() != most * columns * size ||
             mine.left.bytes() != most * rows * size) {
-            mine.right = Arena{most * columns * size};
-            mine.own_right = Arena{most * columns * size};
-            mine.left = Arena{most * rows * size};
+            mine.right = allocate(most * columns * size);
+            mine.own_right = allocate(most * columns * size);
+            mine.left = allocate(most * rows * size);
             mine.is_started = false;
+            if (!detail::is_on_host(*device)) {
+                mine.chunks = allocate(detail::numbers_of_chunks(mine.size) * size);
+            }
         }
-        static_cast<void>(row.data(columns * size)); // rounds allocate nothing
+        if (detail::is_on_host(*device)) {
+            static_cast<void>(row.data(columns * size));
+        }
+    }
+    [[nodiscard]] Arena allocate(std::size_t bytes) const {
+        return device->allocate(bytes, Arena::default_alignment);
     }
     /// The most that a sum has of a parameter.
     [[nodiscard]] std::size_t numbers_of(BucketPart const& part) const noexcept {
@@ -1605,131 +1909,195 @@ private:
         return most == 0 ? part.count : most * (std::max)(rows, columns);
     }
 
+    using Kind = detail::StepKind;
+    using Step = detail::DeviceStep;
+
+    /// Where numbers lie in a message, one list after another.
+    struct Message {
+        std::byte* data;
+        DType dtype;
+        std::size_t count = 0;
+
+        [[nodiscard]] Buffer next(std::size_t numbers) {
+            std::size_t const begin = std::exchange(count, count + numbers);
+            return {data + begin * joinable::size_of(dtype), numbers, dtype};
+        }
+    };
+    [[nodiscard]] Message message_of(BucketRun const& run) const {
+        return {messages.of(run), detail::number_dtype(run.buffer.dtype)};
+    }
+    static Buffer numbers(Factors const& mine, Arena const& arena) {
+        return {arena.data(), arena.bytes() / joinable::size_of(mine.dtype), mine.dtype};
+    }
+    void compute_listed() {
+        if (!listed.empty()) {
+            detail::compute(*device, listed);
+            listed.clear();
+        }
+    }
+
     /// Step 0: how many ranks contribute, what travels whole, and the left matrices. Returns the number of numbers.
-    template <class T>
-    std::size_t write_lefts(BucketRun const& run, bool contributes, T* message) {
-        std::size_t at = 0;
-        message[at++] = contributes ? T{1} : T{0};
+    std::size_t write_lefts(BucketRun const& run, bool contributes) {
+        Message message = message_of(run);
+        listed.push_back(detail::cast_step({}, contributes ? 1 : 0, message.next(1)));
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
             BucketPart const& part = run.parts[k];
             Factors& mine = factors[part.parameter];
             if (mine.size.rank == 0) {
-                detail::cast_to(run.part(k), 1.0, message + at);
-                at += part.count;
+                listed.push_back(detail::cast_step(run.part(k), 1.0, message.next(part.count)));
                 continue;
             }
-            T* const right = Factors::numbers<T>(mine.right);
+            Buffer const right = numbers(mine, mine.right);
+            Buffer const direction = numbers(mine, mine.own_right); // until step 1
             if (!mine.is_started || !warm_start) {
                 auto const number = detail::Hash{}.add(seed).add(part.parameter).add(rounds);
-                detail::fill_random(right, mine.size.rank * mine.size.columns, number.value());
+                listed.push_back(
+                    {.kind = Kind::fill_random,
+                     .dtype = mine.dtype,
+                     .to = right.data,
+                     .seed = number.value(),
+                     .count = right.count}
+                );
                 mine.is_started = true;
             }
-            detail::orthogonalize(right, mine.size.rank, mine.size.columns, epsilon);
-            detail::multiply_right(mine.size, feedback.add<T>(run, k), right, message + at);
-            at += mine.size.rank * mine.size.rows;
+            // If the averages are not finite, the next round begins with the same matrix.
+            listed.push_back(detail::cast_step(right, 1.0, direction));
+            listed.push_back(orthogonalize(mine, mine.own_right));
+            std::byte* const inputs = feedback.inputs(run, k);
+            listed.push_back(
+                {.kind = Kind::add,
+                 .dtype = mine.dtype,
+                 .from_dtype = part.dtype,
+                 .from = run.part(k).data,
+                 .to = inputs,
+                 .left = feedback.residual(part.parameter),
+                 .count = part.count}
+            );
+            listed.push_back(
+                {.kind = Kind::multiply_right,
+                 .dtype = mine.dtype,
+                 .from = inputs,
+                 .to = message.next(mine.size.rank * mine.size.rows).data,
+                 .right = direction.data,
+                 .size = mine.size}
+            );
         }
-        return at;
+        compute_listed();
+        return message.count;
     }
     /// Step 1: takes what step 0 summed, and writes the right matrices.
-    template <class T>
-    std::size_t write_rights(BucketRun const& run, T* message) {
-        std::size_t from = 0;
-        factors[run.parts[0].parameter].contributors = static_cast<double>(message[from++]);
+    std::size_t write_rights(BucketRun const& run) {
+        Message sums = message_of(run);
+        Buffer const contributors = sums.next(1);
+        auto* const verdict = verdicts.of<double>(run);
+        for (std::size_t k = 0; k < 2; ++k) {
+            listed.push_back(detail::cast_step(contributors, 1.0, {verdict + k, 1, DType::f64}));
+        }
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
-            Factors& mine = factors[run.parts[k].parameter];
+            Factors const& mine = factors[run.parts[k].parameter];
             if (mine.size.rank == 0) {
-                detail::cast_from(message + from, run.part(k));
-                from += run.parts[k].count;
+                Buffer const to = run.part(k);
+                listed.push_back(detail::cast_step(sums.next(to.count), 1.0, to));
                 continue;
             }
-            std::size_t const count = mine.size.rank * mine.size.rows;
-            T* const left = Factors::numbers<T>(mine.left);
-            std::copy_n(message + from, count, left);
-            from += count;
-            detail::orthogonalize(left, mine.size.rank, mine.size.rows, epsilon);
+            Buffer const left = numbers(mine, mine.left);
+            listed.push_back(detail::cast_step(sums.next(left.count), 1.0, left));
+            listed.push_back(orthogonalize(mine, mine.left));
+            listed.push_back(
+                {.kind = Kind::multiply_left,
+                 .dtype = mine.dtype,
+                 .from = feedback.inputs(run, k),
+                 .to = mine.own_right.data(),
+                 .left = left.data,
+                 .room = mine.chunks.data(),
+                 .size = mine.size}
+            );
         }
-        std::size_t at = 0;
-        for_compressed(run, [&](std::size_t k, Factors& mine) {
-            std::size_t const count = mine.size.rank * mine.size.columns;
-            T* const right = Factors::numbers<T>(mine.own_right);
-            T const* const inputs = feedback.inputs<T>(run, k);
-            detail::multiply_left(mine.size, inputs, Factors::numbers<T>(mine.left), right);
-            std::copy_n(right, count, message + at);
-            at += count;
+        compute_listed();
+        Message message = message_of(run);
+        for_compressed(run, [&](std::size_t, Factors const& mine) {
+            Buffer const right = numbers(mine, mine.own_right);
+            listed.push_back(detail::cast_step(right, 1.0, message.next(right.count)));
         });
-        return at;
+        compute_listed();
+        return message.count;
     }
     /// The products of the sums, and this rank's residuals.
-    template <class T>
-    void deliver(BucketRun const& run, T const* message) {
-        if (factors[run.parts[0].parameter].contributors == 0) {
-            detail::write_zeros(run.buffer);
-            return;
-        }
-        std::size_t at = 0;
-        for_compressed(run, [&](std::size_t k, Factors& mine) {
-            write_product(run.part(k), mine, message + at);
-            at += mine.size.rank * mine.size.columns;
+    void deliver(BucketRun const& run) {
+        auto* const verdict = verdicts.of<double>(run);
+        Message sums = message_of(run);
+        for_compressed(run, [&](std::size_t k, Factors const& mine) {
+            Step product = product_step(mine, sums.next(mine.size.rank * mine.size.columns).data);
+            product.kind = Kind::multiply;
+            product.dtype = run.buffer.dtype;
+            product.to = run.part(k).data;
+            product.only_if = verdict;
+            listed.push_back(product);
         });
-        if (!detail::are_finite(run.buffer)) {
+        if (listed.empty()) {
             return;
         }
-        at = 0;
-        for_compressed(run, [&](std::size_t k, Factors& mine) {
-            std::size_t const count = mine.size.columns;
-            for (std::size_t r = 0; r < mine.size.rank; ++r, at += count) {
-                // From zeros no later round would find a direction.
-                if (detail::inner_product(message + at, message + at, count) > 0) {
-                    std::copy_n(message + at, count, Factors::numbers<T>(mine.right) + r * count);
-                }
-            }
+        listed.push_back(
+            {.kind = Kind::note_not_finite,
+             .dtype = DType::f64,
+             .from_dtype = run.buffer.dtype,
+             .from = run.buffer.data,
+             .to = verdict + 1,
+             .count = run.buffer.count}
+        );
+        sums = message_of(run);
+        for_compressed(run, [&](std::size_t k, Factors const& mine) {
+            // From zeros no later round would find a direction.
+            listed.push_back(
+                {.kind = Kind::keep_rows,
+                 .dtype = mine.dtype,
+                 .from = sums.next(mine.size.rank * mine.size.columns).data,
+                 .to = mine.right.data(),
+                 .only_if = verdict + 1,
+                 .size = mine.size}
+            );
             if (error_feedback) {
-                write_residual<T>(run, k, mine);
+                Step rest = product_step(mine, mine.own_right.data());
+                rest.kind = Kind::subtract;
+                rest.from = feedback.inputs(run, k);
+                rest.to = feedback.residual(run.parts[k].parameter);
+                rest.only_if = verdict + 1;
+                listed.push_back(rest);
             }
         });
+        compute_listed();
     }
     template <class F>
     void for_compressed(BucketRun const& run, F const& f) {
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
-            if (Factors& mine = factors[run.parts[k].parameter]; mine.size.rank != 0) {
+            if (Factors const& mine = factors[run.parts[k].parameter]; mine.size.rank != 0) {
                 f(k, mine);
             }
         }
     }
-    /// Room for a row of a product.
-    template <class T>
-    [[nodiscard]] T* row_of(Factors const& mine) {
-        return reinterpret_cast<T*>(row.data(mine.size.columns * sizeof(T)));
+    [[nodiscard]] Step orthogonalize(Factors const& mine, Arena const& matrix) const {
+        std::size_t const count = numbers(mine, matrix).count;
+        return {
+            .kind = Kind::orthogonalize,
+            .dtype = mine.dtype,
+            .to = matrix.data(),
+            .number = epsilon,
+            .size = {1, count / mine.size.rank, mine.size.rank}
+        };
     }
-    template <class T>
-    void write_product(Buffer to, Factors const& mine, T const* right) {
-        T const* const left = Factors::numbers<T>(mine.left);
-        auto* const bytes = static_cast<std::byte*>(to.data);
-        std::size_t const row_bytes = mine.size.columns * joinable::size_of(to.dtype);
-        for (std::size_t i = 0; i < mine.size.rows; ++i) {
-            std::byte* const at = bytes + i * row_bytes;
-            if (to.dtype == DType::f32 || to.dtype == DType::f64) {
-                detail::product_row(mine.size, left, right, i, reinterpret_cast<T*>(at));
-            } else {
-                T* const wide = row_of<T>(mine);
-                detail::product_row(mine.size, left, right, i, wide);
-                detail::cast_from(wide, Buffer{at, mine.size.columns, to.dtype});
-            }
-        }
-    }
-    template <class T>
-    void write_residual(BucketRun const& run, std::size_t k, Factors const& mine) {
-        T const* const left = Factors::numbers<T>(mine.left);
-        T const* const right = Factors::numbers<T>(mine.own_right);
-        T* const inputs = feedback.inputs<T>(run, k);
-        T* const product = row_of<T>(mine);
-        for (std::size_t i = 0; i < mine.size.rows; ++i) {
-            detail::product_row(mine.size, left, right, i, product);
-            for (std::size_t j = 0; j < mine.size.columns; ++j) {
-                inputs[i * mine.size.columns + j] -= product[j];
-            }
-        }
-        feedback.keep<T>(run, k);
+    /// The left matrix times a right one; the kind and the target are missing.
+    [[nodiscard]] Step product_step(Factors const& mine, void const* right) {
+        bool const needs_row = detail::is_on_host(*device);
+        return {
+            .kind = Kind::multiply,
+            .dtype = mine.dtype,
+            .left = mine.left.data(),
+            .right = right,
+            .room =
+                needs_row ? row.data(mine.size.columns * joinable::size_of(mine.dtype)) : nullptr,
+            .size = mine.size,
+            .count = mine.size.rows * mine.size.columns
+        };
     }
 };
 
@@ -1829,7 +2197,7 @@ struct TopK {
                 "TopK: a gradient has more elements than 32 bits can count; use PowerSgd"
             };
         }
-        feedback.prepare(parts);
+        feedback.prepare(detail::the_host(), parts);
         auto const ranks = static_cast<std::size_t>(comm.size());
         find_kept(parts, ranks);
         auto const words = [&](BucketPart const& part) {

@@ -5960,6 +5960,8 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
+struct DeviceStep;
+
 /// A range of bytes and its new position.
 struct Section {
     std::size_t from;
@@ -6012,6 +6014,12 @@ public:
     /// of device/combined_terms.hpp: all devices compute the same bits. No two numbers are the same one.
     /// `sums` may change when this returns.
     virtual void sum_squares(std::span<detail::SquareSum const> sums) = 0;
+
+    /// Whether compute() works, which not every device need do.
+    [[nodiscard]] virtual bool can_compute() const noexcept { return false; }
+    /// Submits, then runs steps in the order of their kinds. Those of one kind are independent. `steps` may change when this
+    /// returns.
+    virtual void compute(detail::DeviceStep const* /*steps*/, std::size_t /*count*/) {}
 
     /// Submits, then moves sections within an arena: see detail::permute_sections.
     virtual void permute(Arena const& arena, std::vector<detail::Section>& sections) = 0;
@@ -6583,7 +6591,7 @@ private:
 inline constexpr std::uint64_t splitmix_increment = 0x9e37'79b9'7f4a'7c15U;
 /// The output of a state; a bijection. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
 /// 2014, with the constants of Vigna's public domain code.
-[[nodiscard]] constexpr std::uint64_t splitmix(std::uint64_t state) noexcept {
+[[nodiscard]] JOINABLE_HOST_DEVICE constexpr std::uint64_t splitmix(std::uint64_t state) noexcept {
     std::uint64_t bits = (state ^ (state >> 30U)) * 0xbf58'476d'1ce4'e5b9U;
     bits = (bits ^ (bits >> 27U)) * 0x94d0'49bb'1331'11ebU;
     return bits ^ (bits >> 31U);
@@ -8215,7 +8223,7 @@ struct BucketRun {
     }
 };
 
-/// Where a reduction keeps a tensor of a parameter, in host memory.
+/// Where a reduction keeps a tensor of a parameter.
 struct ReductionTensor {
     std::string_view name; ///< such as "residual"
     std::size_t parameter; ///< its index in the ParameterList
@@ -8225,6 +8233,7 @@ struct ReductionTensor {
     Shape strides; ///< dense
     bool is_same =
         false; ///< on all ranks; else each rank has its own, and those of two ranks may be added
+    DeviceId device = {}; ///< whose memory it is
 };
 /// A number that changes as a reduction works, the same on all ranks. `label` is the one that agree_on() has for it.
 struct ReductionCount {

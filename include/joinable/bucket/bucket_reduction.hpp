@@ -14,6 +14,7 @@
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/shape.hpp>
+#include <joinable/tensor/traits.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -68,7 +69,7 @@ struct BucketRun {
     }
 };
 
-/// Where a reduction keeps a tensor of a parameter, in host memory.
+/// Where a reduction keeps a tensor of a parameter.
 struct ReductionTensor {
     std::string_view name; ///< such as "residual"
     std::size_t parameter; ///< its index in the ParameterList
@@ -78,6 +79,7 @@ struct ReductionTensor {
     Shape strides; ///< dense
     bool is_same =
         false; ///< on all ranks; else each rank has its own, and those of two ranks may be added
+    DeviceId device = {}; ///< whose memory it is
 };
 /// A number that changes as a reduction works, the same on all ranks. `label` is the one that agree_on() has for it.
 struct ReductionCount {

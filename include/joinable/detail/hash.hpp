@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include <joinable/config.hpp>
+
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// FNV-1a with 64 bits, the same on every machine. Two inputs collide by accident once in 2^64;
@@ -36,7 +38,7 @@ private:
 inline constexpr std::uint64_t splitmix_increment = 0x9e37'79b9'7f4a'7c15U;
 /// The output of a state; a bijection. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
 /// 2014, with the constants of Vigna's public domain code.
-[[nodiscard]] constexpr std::uint64_t splitmix(std::uint64_t state) noexcept {
+[[nodiscard]] JOINABLE_HOST_DEVICE constexpr std::uint64_t splitmix(std::uint64_t state) noexcept {
     std::uint64_t bits = (state ^ (state >> 30U)) * 0xbf58'476d'1ce4'e5b9U;
     bits = (bits ^ (bits >> 27U)) * 0x94d0'49bb'1331'11ebU;
     return bits ^ (bits >> 31U);

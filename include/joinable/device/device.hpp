@@ -16,6 +16,8 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
+struct DeviceStep;
+
 /// A range of bytes and its new position.
 struct Section {
     std::size_t from;
@@ -68,6 +70,12 @@ public:
     /// of device/combined_terms.hpp: all devices compute the same bits. No two numbers are the same one.
     /// `sums` may change when this returns.
     virtual void sum_squares(std::span<detail::SquareSum const> sums) = 0;
+
+    /// Whether compute() works, which not every device need do.
+    [[nodiscard]] virtual bool can_compute() const noexcept { return false; }
+    /// Submits, then runs steps in the order of their kinds. Those of one kind are independent. `steps` may change when this
+    /// returns.
+    virtual void compute(detail::DeviceStep const* /*steps*/, std::size_t /*count*/) {}
 
     /// Submits, then moves sections within an arena: see detail::permute_sections.
     virtual void permute(Arena const& arena, std::vector<detail::Section>& sections) = 0;

@@ -341,8 +341,13 @@ TEST_CASE("all instruction sets multiply thin matrices to the same bits") {
     auto const check = [&]<class T>(T) {
         std::vector<T> left(9);
         std::vector<T> right(3 * 141);
-        joinable::detail::fill_random(left.data(), left.size(), 1);
-        joinable::detail::fill_random(right.data(), right.size(), 2);
+        auto const fill = [](std::vector<T>& to, std::uint64_t seed) {
+            for (std::size_t i = 0; i < to.size(); ++i) {
+                to[i] = joinable::detail::random_number<T>(seed, i);
+            }
+        };
+        fill(left, 1);
+        fill(right, 2);
         std::vector<T> first(141);
         std::vector<T> other(141);
         using joinable::detail::InstructionSet;
@@ -546,7 +551,7 @@ void check_like_pytorch(RecordedHook const& recorded, Reduction const& make, dou
                 std::vector<float> const& right = recorded.rights[k];
                 REQUIRE(factors.right.bytes() == right.size() * sizeof(float));
                 std::copy(
-                    right.begin(), right.end(), factors.template numbers<float>(factors.right)
+                    right.begin(), right.end(), reinterpret_cast<float*>(factors.right.data())
                 );
                 factors.is_started = true;
             }

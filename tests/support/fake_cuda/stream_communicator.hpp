@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -13,10 +14,13 @@
 
 #include <support/fake_cuda/fake_cuda.hpp>
 
+#include <joinable/bucket/compression/detail/numbers.hpp>
+#include <joinable/bucket/compression/detail/steps.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/cuda.hpp>
 #include <joinable/device/copy.hpp>
 #include <joinable/device/squares.hpp>
+#include <joinable/device/step.hpp>
 
 namespace joinable_tests {
 
@@ -283,12 +287,116 @@ host_squares(joinable::detail::CudaSquares const* sums, std::size_t count, cudaS
     });
     return cudaSuccess;
 }
+/// What a step of a reduction reads and writes, in bytes. A step that may read or write nothing counts, too.
+struct StepMemory {
+    struct Range {
+        void const* data;
+        std::size_t bytes;
+
+        [[nodiscard]] bool meets(Range const& other) const {
+            auto const* const first = static_cast<std::byte const*>(data);
+            auto const* const second = static_cast<std::byte const*>(other.data);
+            return first < second + other.bytes && second < first + bytes;
+        }
+    };
+
+    explicit StepMemory(joinable::detail::DeviceStep const& step) {
+        using joinable::detail::StepKind;
+        std::size_t const number = joinable::detail::number_size(step.dtype);
+        auto const [rows, columns, rank] = step.size;
+        std::size_t elements = rows * columns;
+        std::size_t target = step.count * joinable::size_of(step.dtype);
+        switch (step.kind) {
+        case StepKind::cast:
+        case StepKind::add:
+        case StepKind::fill_random: elements = step.count; break;
+        case StepKind::note_not_finite:
+            elements = step.count;
+            target = sizeof(double);
+            break;
+        case StepKind::keep_rows:
+        case StepKind::orthogonalize:
+            elements = rank * columns;
+            target = elements * number;
+            break;
+        case StepKind::multiply_right: target = rank * rows * number; break;
+        case StepKind::multiply_left:
+            target = rank * columns * number;
+            ranges.push_back({step.room, joinable::detail::numbers_of_chunks(step.size) * number});
+            break;
+        case StepKind::multiply:
+        case StepKind::subtract: break;
+        }
+        ranges.insert(ranges.begin(), {step.to, target});
+        bool const has_elements = step.kind == StepKind::cast || step.kind == StepKind::add ||
+                                  step.kind == StepKind::note_not_finite;
+        read(step.from, elements * (has_elements ? joinable::size_of(step.from_dtype) : number));
+        read(step.left, (step.kind == StepKind::add ? step.count : rank * rows) * number);
+        read(step.right, rank * columns * number);
+        read(step.only_if, sizeof(double));
+    }
+    /// Whether a step of the same launch is wrong beside this one: threads of a GPU go in no order.
+    [[nodiscard]] bool depends_on(StepMemory const& other) const {
+        return std::any_of(ranges.begin(), ranges.end(), [&](Range const& mine) {
+            return mine.meets(other.ranges.front());
+        });
+    }
+
+    std::vector<Range> ranges; ///< the first one is written
+
+private:
+    void read(void const* data, std::size_t bytes) {
+        if (data != nullptr) {
+            ranges.push_back({data, bytes});
+        }
+    }
+};
+inline std::atomic<int> step_launches{0};
+
+/// Whether steps use memory that is not the device's, or two of a kind depend on each other.
+inline bool are_wrong(std::vector<joinable::detail::DeviceStep> const& steps) {
+    for (joinable::detail::DeviceStep const& step : steps) {
+        StepMemory const mine{step};
+        for (StepMemory::Range const& range : mine.ranges) {
+            if (!fake_cuda::is_device_memory(range.data, range.bytes)) {
+                return true;
+            }
+        }
+        for (joinable::detail::DeviceStep const& other : steps) {
+            if (&other != &step && other.kind == step.kind && mine.depends_on(StepMemory{other})) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+inline cudaError_t
+host_steps(joinable::detail::DeviceStep const* steps, std::size_t count, cudaStream_t stream) {
+    ++step_launches;
+    std::vector<joinable::detail::DeviceStep> const list{steps, steps + count};
+    if (are_wrong(list)) {
+        return cudaErrorIllegalState;
+    }
+    fake_cuda::enqueue(stream, [list] {
+        for (std::uint8_t kind = 0; kind < joinable::detail::step_kinds; ++kind) {
+            for (joinable::detail::DeviceStep step : list) {
+                std::vector<double> row(step.size.columns);
+                step.room = row.data(); // as the host needs it
+                if (step.kind == static_cast<joinable::detail::StepKind>(kind)) {
+                    joinable::detail::compute_on_host(step);
+                }
+            }
+        }
+    });
+    return cudaSuccess;
+}
 inline joinable::CudaKernels host_kernels() {
     return {
-        &host_copies,
-        [](joinable::detail::DeviceRule const&) { return true; },
-        &host_updates,
-        &host_squares
+        .run = &host_copies,
+        .has_rule = [](joinable::detail::DeviceRule const&) { return true; },
+        .update = &host_updates,
+        .sum_squares = &host_squares,
+        .compute = &host_steps
     };
 }
 

@@ -4,14 +4,14 @@
 #include <array>
 #include <cstddef>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/compression/detail/feedback.hpp>
-#include <joinable/bucket/compression/detail/numbers.hpp>
+#include <joinable/bucket/compression/detail/steps.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
@@ -28,8 +28,9 @@ inline constexpr std::array<std::string_view, 4> cast_names{
 /// Sends gradients as elements of another type, by the reduction `Next`: as f16 or bf16 they need half of the bytes of
 /// f32, and 16-bit gradients as f32 are summed without rounding each sum. Each gradient is multiplied by the factor in
 /// f32, or in f64 if one of the types is that, and rounded; the average is rounded again when it comes back. What rounding
-/// loses is not kept. For buckets in host memory: for others the model is refused when it is made. Allocates buckets of the
-/// other type once.
+/// loses is not kept. Allocates buckets of the other type once. Buckets of a device are cast there, to the host's bits, by
+/// kernels (CudaDevice::use_kernels); without them the model is refused when it is made.
+/// Stream order: casts run on the device's stream, in order with the collectives; no call waits for them.
 template <DType To, class Next = AllReduce>
 struct CastTo {
     static_assert(is_floating_point(To), "CastTo: expected DType::f16, bf16, f32 or f64");
@@ -50,6 +51,7 @@ struct CastTo {
     detail::RunMemory memory{};
     std::vector<BucketPart> parts{};     ///< of the other type
     std::vector<std::size_t> place_of{}; ///< per parameter: in parts
+    Device* device = nullptr;            ///< of the buckets
 
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm&) noexcept {
@@ -57,7 +59,7 @@ struct CastTo {
     }
     template <Communicator Comm>
     void prepare(Comm& comm, BucketParts given) {
-        detail::require_host_buckets(comm, name);
+        device = &detail::computing_device(comm, name);
         memory.prepare(comm, given, 0, [](BucketPart const& part) {
             return part.dtype == To ? 0 : part.count * size_of(To);
         });
@@ -73,7 +75,7 @@ struct CastTo {
     template <Communicator Comm>
     [[nodiscard]] auto start(Comm& comm, BucketRun const& run, double factor, bool contributes) {
         BucketRun const other = cast(run);
-        detail::cast_to(run.buffer, factor, static_cast<Sent*>(other.buffer.data));
+        detail::compute(*device, detail::cast_step(run.buffer, factor, other.buffer));
         return next.start(comm, other, 1.0, contributes);
     }
     template <Communicator Comm>
@@ -86,7 +88,7 @@ struct CastTo {
         BucketRun const other = cast(run);
         next.finish(comm, other);
         if (other.buffer.data != run.buffer.data) {
-            detail::cast_from(static_cast<Sent const*>(other.buffer.data), run.buffer);
+            detail::compute(*device, detail::cast_step(other.buffer, 1.0, run.buffer));
         }
     }
     void end_iteration() {
@@ -107,9 +109,6 @@ struct CastTo {
     }
 
 private:
-    using Sent = std::
-        tuple_element_t<static_cast<std::size_t>(To), std::tuple<Half, BFloat16, float, double>>;
-
     [[nodiscard]] BucketRun cast(BucketRun const& run) const {
         std::size_t const first = place_of[run.parts[0].parameter];
         void* const data = run.buffer.dtype == To ? run.buffer.data : memory.of(run);

@@ -64,7 +64,7 @@ struct Int8Compression {
         detail::require_host_buckets(comm, name);
         own_rank = static_cast<std::size_t>(comm.rank());
         ranks = static_cast<std::size_t>(comm.size());
-        feedback.prepare(parts);
+        feedback.prepare(detail::the_host(), parts);
         auto const bytes = [](BucketPart const& part) {
             return detail::bytes_of_blocks(part.count);
         };

@@ -4,22 +4,24 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/compression/detail/feedback.hpp>
-#include <joinable/bucket/compression/detail/low_rank.hpp>
 #include <joinable/bucket/compression/detail/numbers.hpp>
+#include <joinable/bucket/compression/detail/steps.hpp>
 #include <joinable/communicator/any_work.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/device/host.hpp>
 #include <joinable/device/scratch.hpp>
+#include <joinable/device/step.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -35,14 +37,9 @@ struct LowRankFactors {
     DType dtype = DType::f32; ///< of the matrices
     Arena right;              ///< of the last round, and of the next one: the same on all ranks
     Arena left;               ///< of this round, orthonormal: the same on all ranks
-    Arena own_right;          ///< this rank's summand
+    Arena own_right;          ///< this rank's summand; before, the orthonormal matrix of this round
+    Arena chunks;             ///< sums of chunks of rows, on a device
     bool is_started = false;
-    double contributors = 0; ///< of the run that begins here
-
-    template <class T>
-    [[nodiscard]] static T* numbers(Arena const& arena) noexcept {
-        return reinterpret_cast<T*>(arena.data());
-    }
 };
 
 } // namespace detail
@@ -54,8 +51,11 @@ struct LowRankFactors {
 /// Dimensions of extent 1 do not count. Gradients of one dimension, and those that would not get smaller by
 /// `min_compression_rate`, travel whole, with the first sum. The averages delivered plus the residuals of all ranks are the
 /// sum of the gradients, but for rounding. A bucket whose averages are not finite delivers them and leaves its residuals;
-/// so does a round without contributors, which delivers zeros. For buckets in host memory: for others the model is refused
-/// when it is made.
+/// so does a round without contributors, which delivers zeros.
+/// Buckets of a device are computed there by kernels (CudaDevice::use_kernels); without them the model is refused when it is
+/// made. All memory is allocated by then.
+/// Stream order: all of it runs on the device's stream, in order with the collectives; no call waits for it. Averages
+/// differ from the host's by how this rank's products with its gradient are summed: in double. All else has the host's bits.
 /// Complexity: 4 x PowerSgd::rank products for each element. Memory: two numbers for each element, and the thin matrices.
 struct PowerSgd {
     static constexpr std::string_view name = "PowerSgd";
@@ -74,22 +74,33 @@ struct PowerSgd {
     std::uint64_t rounds = 0; ///< that were reduced
     detail::Feedback feedback{};
     detail::RunMemory messages{};
+    /// Two numbers of f64 for a run: how many ranks contribute, and the same if the averages are finite, else 0.
+    detail::RunMemory verdicts{};
     std::vector<detail::LowRankFactors> factors{}; ///< per parameter
-    detail::Scratch row{detail::the_host()};       ///< of a product
+    detail::Scratch row{detail::the_host()};       ///< of a product, on the host
+    Device* device = nullptr;                      ///< of the buckets
+    std::vector<detail::DeviceStep> listed{};      ///< what is computed next
 
     template <Communicator Comm>
     [[nodiscard]] static bool scales(Comm&) noexcept {
         return false;
     }
-    /// @throws ContractViolation  a setting is out of range, or buckets are on a device.
+    /// @throws ContractViolation  a setting is out of range, or buckets are on a device without kernels.
     template <Communicator Comm>
     void prepare(Comm& comm, BucketParts parts) {
-        detail::require_host_buckets(comm, name);
+        device = &detail::computing_device(comm, name);
         require_settings();
-        feedback.prepare(parts);
+        feedback.prepare(*device, parts);
         for (BucketPart const& part : parts) {
             prepare_factors(part);
         }
+        listed.reserve(6 * parts.size() + 2); // rounds allocate nothing
+        verdicts.prepare(
+            parts,
+            2 * sizeof(double),
+            [](BucketPart const&) { return std::size_t{0}; },
+            [&](std::size_t bytes) { return allocate(bytes); }
+        );
         messages.prepare(comm, parts, sizeof(double), [&](BucketPart const& part) {
             return numbers_of(part) * detail::number_size(part.dtype);
         });
@@ -100,29 +111,22 @@ struct PowerSgd {
         if (!is_compressing()) {
             return AnyWork{comm.all_reduce(run.buffer, ReduceOp::sum)};
         }
-        Buffer message{messages.of(run), 0, detail::number_dtype(run.buffer.dtype)};
-        detail::visit_number(run.buffer.dtype, [&]<class T>(T) {
-            message.count = write_lefts(run, contributes, static_cast<T*>(message.data));
-        });
+        Buffer const message{
+            messages.of(run), write_lefts(run, contributes), detail::number_dtype(run.buffer.dtype)
+        };
         return AnyWork{comm.all_reduce(message, ReduceOp::sum)};
     }
     template <Communicator Comm>
     [[nodiscard]] AnyWork advance(Comm& comm, BucketRun const& run, std::size_t /*step*/) {
-        Buffer message{messages.of(run), 0, detail::number_dtype(run.buffer.dtype)};
-        if (is_compressing()) {
-            detail::visit_number(run.buffer.dtype, [&]<class T>(T) {
-                message.count = write_rights(run, static_cast<T*>(message.data));
-            });
-        }
-        return message.count == 0 ? AnyWork{CompletedWork{}}
-                                  : AnyWork{comm.all_reduce(message, ReduceOp::sum)};
+        std::size_t const count = is_compressing() ? write_rights(run) : 0;
+        Buffer const message{messages.of(run), count, detail::number_dtype(run.buffer.dtype)};
+        return count == 0 ? AnyWork{CompletedWork{}}
+                          : AnyWork{comm.all_reduce(message, ReduceOp::sum)};
     }
     template <Communicator Comm>
     void finish(Comm&, BucketRun const& run) {
         if (is_compressing()) {
-            detail::visit_number(run.buffer.dtype, [&]<class T>(T) {
-                deliver(run, messages.of<T>(run));
-            });
+            deliver(run);
         }
     }
     void end_iteration() noexcept { ++rounds; }
@@ -137,7 +141,8 @@ struct PowerSgd {
         list.add("PowerSgd::rounds", rounds);
     }
 
-    /// Multiplies what this rank keeps, after the scale of the loss was multiplied by `factor`. Between rounds. Local.
+    /// Multiplies what this rank keeps, after the scale of the loss was multiplied by `factor`. Between rounds. Local; on a
+    /// device in the order of its stream.
     void scale_residuals(double factor) { feedback.scale(factor); }
 
     /// The residuals, the right matrices and the count of rounds, for a Checkpoint.
@@ -153,18 +158,30 @@ struct PowerSgd {
                 Shape const extents{most, columns};
                 Shape const strides = row_major_strides(extents);
                 state.tensors.push_back(
-                    {"warm_start", i, mine.right.data(), mine.dtype, extents, strides, true}
+                    {"warm_start",
+                     i,
+                     mine.right.data(),
+                     mine.dtype,
+                     extents,
+                     strides,
+                     true,
+                     device->id()}
                 );
             }
         }
     }
     /// Zeros are of a matrix that no round has begun with.
-    void load(ReductionState const& /*state*/) noexcept {
+    void load(ReductionState const& /*state*/) {
         for (Factors& mine : factors) {
-            auto const bytes = std::span{mine.right.data(), mine.right.bytes()};
-            mine.is_started = std::any_of(bytes.begin(), bytes.end(), [](std::byte byte) {
-                return byte != std::byte{0};
-            });
+            if (mine.right.bytes() == 0) {
+                continue;
+            }
+            Arena const bytes = device->allocate_staging(mine.right.bytes());
+            device->download(mine.right.data(), bytes.data(), bytes.bytes());
+            mine.is_started =
+                std::any_of(bytes.data(), bytes.data() + bytes.bytes(), [](std::byte byte) {
+                    return byte != std::byte{0};
+                });
         }
     }
 
@@ -220,12 +237,20 @@ private:
         std::size_t const size = detail::number_size(part.dtype);
         if (mine.right.bytes() != most * columns * size ||
             mine.left.bytes() != most * rows * size) {
-            mine.right = Arena{most * columns * size};
-            mine.own_right = Arena{most * columns * size};
-            mine.left = Arena{most * rows * size};
+            mine.right = allocate(most * columns * size);
+            mine.own_right = allocate(most * columns * size);
+            mine.left = allocate(most * rows * size);
             mine.is_started = false;
+            if (!detail::is_on_host(*device)) {
+                mine.chunks = allocate(detail::numbers_of_chunks(mine.size) * size);
+            }
         }
-        static_cast<void>(row.data(columns * size)); // rounds allocate nothing
+        if (detail::is_on_host(*device)) {
+            static_cast<void>(row.data(columns * size));
+        }
+    }
+    [[nodiscard]] Arena allocate(std::size_t bytes) const {
+        return device->allocate(bytes, Arena::default_alignment);
     }
     /// The most that a sum has of a parameter.
     [[nodiscard]] std::size_t numbers_of(BucketPart const& part) const noexcept {
@@ -233,131 +258,195 @@ private:
         return most == 0 ? part.count : most * (std::max)(rows, columns);
     }
 
+    using Kind = detail::StepKind;
+    using Step = detail::DeviceStep;
+
+    /// Where numbers lie in a message, one list after another.
+    struct Message {
+        std::byte* data;
+        DType dtype;
+        std::size_t count = 0;
+
+        [[nodiscard]] Buffer next(std::size_t numbers) {
+            std::size_t const begin = std::exchange(count, count + numbers);
+            return {data + begin * joinable::size_of(dtype), numbers, dtype};
+        }
+    };
+    [[nodiscard]] Message message_of(BucketRun const& run) const {
+        return {messages.of(run), detail::number_dtype(run.buffer.dtype)};
+    }
+    static Buffer numbers(Factors const& mine, Arena const& arena) {
+        return {arena.data(), arena.bytes() / joinable::size_of(mine.dtype), mine.dtype};
+    }
+    void compute_listed() {
+        if (!listed.empty()) {
+            detail::compute(*device, listed);
+            listed.clear();
+        }
+    }
+
     /// Step 0: how many ranks contribute, what travels whole, and the left matrices. Returns the number of numbers.
-    template <class T>
-    std::size_t write_lefts(BucketRun const& run, bool contributes, T* message) {
-        std::size_t at = 0;
-        message[at++] = contributes ? T{1} : T{0};
+    std::size_t write_lefts(BucketRun const& run, bool contributes) {
+        Message message = message_of(run);
+        listed.push_back(detail::cast_step({}, contributes ? 1 : 0, message.next(1)));
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
             BucketPart const& part = run.parts[k];
             Factors& mine = factors[part.parameter];
             if (mine.size.rank == 0) {
-                detail::cast_to(run.part(k), 1.0, message + at);
-                at += part.count;
+                listed.push_back(detail::cast_step(run.part(k), 1.0, message.next(part.count)));
                 continue;
             }
-            T* const right = Factors::numbers<T>(mine.right);
+            Buffer const right = numbers(mine, mine.right);
+            Buffer const direction = numbers(mine, mine.own_right); // until step 1
             if (!mine.is_started || !warm_start) {
                 auto const number = detail::Hash{}.add(seed).add(part.parameter).add(rounds);
-                detail::fill_random(right, mine.size.rank * mine.size.columns, number.value());
+                listed.push_back(
+                    {.kind = Kind::fill_random,
+                     .dtype = mine.dtype,
+                     .to = right.data,
+                     .seed = number.value(),
+                     .count = right.count}
+                );
                 mine.is_started = true;
             }
-            detail::orthogonalize(right, mine.size.rank, mine.size.columns, epsilon);
-            detail::multiply_right(mine.size, feedback.add<T>(run, k), right, message + at);
-            at += mine.size.rank * mine.size.rows;
+            // If the averages are not finite, the next round begins with the same matrix.
+            listed.push_back(detail::cast_step(right, 1.0, direction));
+            listed.push_back(orthogonalize(mine, mine.own_right));
+            std::byte* const inputs = feedback.inputs(run, k);
+            listed.push_back(
+                {.kind = Kind::add,
+                 .dtype = mine.dtype,
+                 .from_dtype = part.dtype,
+                 .from = run.part(k).data,
+                 .to = inputs,
+                 .left = feedback.residual(part.parameter),
+                 .count = part.count}
+            );
+            listed.push_back(
+                {.kind = Kind::multiply_right,
+                 .dtype = mine.dtype,
+                 .from = inputs,
+                 .to = message.next(mine.size.rank * mine.size.rows).data,
+                 .right = direction.data,
+                 .size = mine.size}
+            );
         }
-        return at;
+        compute_listed();
+        return message.count;
     }
     /// Step 1: takes what step 0 summed, and writes the right matrices.
-    template <class T>
-    std::size_t write_rights(BucketRun const& run, T* message) {
-        std::size_t from = 0;
-        factors[run.parts[0].parameter].contributors = static_cast<double>(message[from++]);
+    std::size_t write_rights(BucketRun const& run) {
+        Message sums = message_of(run);
+        Buffer const contributors = sums.next(1);
+        auto* const verdict = verdicts.of<double>(run);
+        for (std::size_t k = 0; k < 2; ++k) {
+            listed.push_back(detail::cast_step(contributors, 1.0, {verdict + k, 1, DType::f64}));
+        }
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
-            Factors& mine = factors[run.parts[k].parameter];
+            Factors const& mine = factors[run.parts[k].parameter];
             if (mine.size.rank == 0) {
-                detail::cast_from(message + from, run.part(k));
-                from += run.parts[k].count;
+                Buffer const to = run.part(k);
+                listed.push_back(detail::cast_step(sums.next(to.count), 1.0, to));
                 continue;
             }
-            std::size_t const count = mine.size.rank * mine.size.rows;
-            T* const left = Factors::numbers<T>(mine.left);
-            std::copy_n(message + from, count, left);
-            from += count;
-            detail::orthogonalize(left, mine.size.rank, mine.size.rows, epsilon);
+            Buffer const left = numbers(mine, mine.left);
+            listed.push_back(detail::cast_step(sums.next(left.count), 1.0, left));
+            listed.push_back(orthogonalize(mine, mine.left));
+            listed.push_back(
+                {.kind = Kind::multiply_left,
+                 .dtype = mine.dtype,
+                 .from = feedback.inputs(run, k),
+                 .to = mine.own_right.data(),
+                 .left = left.data,
+                 .room = mine.chunks.data(),
+                 .size = mine.size}
+            );
         }
-        std::size_t at = 0;
-        for_compressed(run, [&](std::size_t k, Factors& mine) {
-            std::size_t const count = mine.size.rank * mine.size.columns;
-            T* const right = Factors::numbers<T>(mine.own_right);
-            T const* const inputs = feedback.inputs<T>(run, k);
-            detail::multiply_left(mine.size, inputs, Factors::numbers<T>(mine.left), right);
-            std::copy_n(right, count, message + at);
-            at += count;
+        compute_listed();
+        Message message = message_of(run);
+        for_compressed(run, [&](std::size_t, Factors const& mine) {
+            Buffer const right = numbers(mine, mine.own_right);
+            listed.push_back(detail::cast_step(right, 1.0, message.next(right.count)));
         });
-        return at;
+        compute_listed();
+        return message.count;
     }
     /// The products of the sums, and this rank's residuals.
-    template <class T>
-    void deliver(BucketRun const& run, T const* message) {
-        if (factors[run.parts[0].parameter].contributors == 0) {
-            detail::write_zeros(run.buffer);
-            return;
-        }
-        std::size_t at = 0;
-        for_compressed(run, [&](std::size_t k, Factors& mine) {
-            write_product(run.part(k), mine, message + at);
-            at += mine.size.rank * mine.size.columns;
+    void deliver(BucketRun const& run) {
+        auto* const verdict = verdicts.of<double>(run);
+        Message sums = message_of(run);
+        for_compressed(run, [&](std::size_t k, Factors const& mine) {
+            Step product = product_step(mine, sums.next(mine.size.rank * mine.size.columns).data);
+            product.kind = Kind::multiply;
+            product.dtype = run.buffer.dtype;
+            product.to = run.part(k).data;
+            product.only_if = verdict;
+            listed.push_back(product);
         });
-        if (!detail::are_finite(run.buffer)) {
+        if (listed.empty()) {
             return;
         }
-        at = 0;
-        for_compressed(run, [&](std::size_t k, Factors& mine) {
-            std::size_t const count = mine.size.columns;
-            for (std::size_t r = 0; r < mine.size.rank; ++r, at += count) {
-                // From zeros no later round would find a direction.
-                if (detail::inner_product(message + at, message + at, count) > 0) {
-                    std::copy_n(message + at, count, Factors::numbers<T>(mine.right) + r * count);
-                }
-            }
+        listed.push_back(
+            {.kind = Kind::note_not_finite,
+             .dtype = DType::f64,
+             .from_dtype = run.buffer.dtype,
+             .from = run.buffer.data,
+             .to = verdict + 1,
+             .count = run.buffer.count}
+        );
+        sums = message_of(run);
+        for_compressed(run, [&](std::size_t k, Factors const& mine) {
+            // From zeros no later round would find a direction.
+            listed.push_back(
+                {.kind = Kind::keep_rows,
+                 .dtype = mine.dtype,
+                 .from = sums.next(mine.size.rank * mine.size.columns).data,
+                 .to = mine.right.data(),
+                 .only_if = verdict + 1,
+                 .size = mine.size}
+            );
             if (error_feedback) {
-                write_residual<T>(run, k, mine);
+                Step rest = product_step(mine, mine.own_right.data());
+                rest.kind = Kind::subtract;
+                rest.from = feedback.inputs(run, k);
+                rest.to = feedback.residual(run.parts[k].parameter);
+                rest.only_if = verdict + 1;
+                listed.push_back(rest);
             }
         });
+        compute_listed();
     }
     template <class F>
     void for_compressed(BucketRun const& run, F const& f) {
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
-            if (Factors& mine = factors[run.parts[k].parameter]; mine.size.rank != 0) {
+            if (Factors const& mine = factors[run.parts[k].parameter]; mine.size.rank != 0) {
                 f(k, mine);
             }
         }
     }
-    /// Room for a row of a product.
-    template <class T>
-    [[nodiscard]] T* row_of(Factors const& mine) {
-        return reinterpret_cast<T*>(row.data(mine.size.columns * sizeof(T)));
+    [[nodiscard]] Step orthogonalize(Factors const& mine, Arena const& matrix) const {
+        std::size_t const count = numbers(mine, matrix).count;
+        return {
+            .kind = Kind::orthogonalize,
+            .dtype = mine.dtype,
+            .to = matrix.data(),
+            .number = epsilon,
+            .size = {1, count / mine.size.rank, mine.size.rank}
+        };
     }
-    template <class T>
-    void write_product(Buffer to, Factors const& mine, T const* right) {
-        T const* const left = Factors::numbers<T>(mine.left);
-        auto* const bytes = static_cast<std::byte*>(to.data);
-        std::size_t const row_bytes = mine.size.columns * joinable::size_of(to.dtype);
-        for (std::size_t i = 0; i < mine.size.rows; ++i) {
-            std::byte* const at = bytes + i * row_bytes;
-            if (to.dtype == DType::f32 || to.dtype == DType::f64) {
-                detail::product_row(mine.size, left, right, i, reinterpret_cast<T*>(at));
-            } else {
-                T* const wide = row_of<T>(mine);
-                detail::product_row(mine.size, left, right, i, wide);
-                detail::cast_from(wide, Buffer{at, mine.size.columns, to.dtype});
-            }
-        }
-    }
-    template <class T>
-    void write_residual(BucketRun const& run, std::size_t k, Factors const& mine) {
-        T const* const left = Factors::numbers<T>(mine.left);
-        T const* const right = Factors::numbers<T>(mine.own_right);
-        T* const inputs = feedback.inputs<T>(run, k);
-        T* const product = row_of<T>(mine);
-        for (std::size_t i = 0; i < mine.size.rows; ++i) {
-            detail::product_row(mine.size, left, right, i, product);
-            for (std::size_t j = 0; j < mine.size.columns; ++j) {
-                inputs[i * mine.size.columns + j] -= product[j];
-            }
-        }
-        feedback.keep<T>(run, k);
+    /// The left matrix times a right one; the kind and the target are missing.
+    [[nodiscard]] Step product_step(Factors const& mine, void const* right) {
+        bool const needs_row = detail::is_on_host(*device);
+        return {
+            .kind = Kind::multiply,
+            .dtype = mine.dtype,
+            .left = mine.left.data(),
+            .right = right,
+            .room =
+                needs_row ? row.data(mine.size.columns * joinable::size_of(mine.dtype)) : nullptr,
+            .size = mine.size,
+            .count = mine.size.rows * mine.size.columns
+        };
     }
 };
 

@@ -78,7 +78,7 @@ struct TopK {
                 "TopK: a gradient has more elements than 32 bits can count; use PowerSgd"
             };
         }
-        feedback.prepare(parts);
+        feedback.prepare(detail::the_host(), parts);
         auto const ranks = static_cast<std::size_t>(comm.size());
         find_kept(parts, ranks);
         auto const words = [&](BucketPart const& part) {

@@ -68,7 +68,7 @@ stored_name(ParameterList const& parameters, std::size_t i, std::size_t first = 
         kept.push_back(
             {tensor.is_same ? KeptTensor::Kind::same : KeptTensor::Kind::summed,
              concat(stored_name(model.parameters, tensor.parameter), "/", tensor.name),
-             AnyView{tensor.data, tensor.dtype, tensor.extents, tensor.strides}}
+             AnyView{tensor.data, tensor.dtype, tensor.extents, tensor.strides, tensor.device}}
         );
     }
     return kept;

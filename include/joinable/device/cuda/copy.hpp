@@ -8,6 +8,7 @@
 
 #include <joinable/device/detail/loops.hpp>
 #include <joinable/device/squares.hpp>
+#include <joinable/device/step.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -79,6 +80,11 @@ struct CudaKernels {
     /// Loads all kernels on the current device. CUDA else loads a kernel at its first launch, and
     /// may then wait for what runs on the device, such as a collective. Null: nothing to load.
     cudaError_t (*load)() = nullptr;
+    /// Runs steps in the order of their kinds, and of the stream. `steps` may change when this returns. The current device is
+    /// the stream's. Null: there are no such kernels.
+    cudaError_t (*compute)(
+        detail::DeviceStep const* steps, std::size_t count, cudaStream_t stream
+    ) = nullptr;
 };
 
 namespace detail {

@@ -23,6 +23,7 @@
 #include <joinable/device/device.hpp>
 #include <joinable/device/scratch.hpp>
 #include <joinable/device/squares.hpp>
+#include <joinable/device/step.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -34,9 +35,9 @@ namespace joinable { inline namespace v0 {
 /// be the same stream; a communicator with its own streams then orders them.
 ///
 /// Without kernels, copies go through the runtime, with one call for each two-dimensional block of
-/// a tensor, only the communicator can scale (ScalesSums), and nothing steps parameters or sums
-/// squares. With kernels (use_kernels), a submission is a launch or a few, packing scales, and
-/// sharded optimizers step.
+/// a tensor, only the communicator can scale (ScalesSums), and nothing steps parameters, sums
+/// squares or compresses gradients. With kernels (use_kernels), a submission is a launch or a few, packing scales,
+/// sharded optimizers step, and CastTo and PowerSgd compute.
 class CudaDevice final : public Device {
 public:
     /// The streams are of device `index` and must outlive this object; null is the default stream.
@@ -182,6 +183,20 @@ public:
             kernels_.sum_squares(squares.data(), squares.size(), stream_),
             "a kernel that sums squares"
         );
+    }
+
+    [[nodiscard]] bool can_compute() const noexcept override { return kernels_.compute != nullptr; }
+    /// @throws ContractViolation  there are no kernels for it, or as submit().
+    /// @throws CommunicationError  the runtime refuses.
+    void compute(detail::DeviceStep const* steps, std::size_t count) override {
+        if (!can_compute()) {
+            throw ContractViolation{
+                "compute: there are no kernels for it; call CudaDevice::use_kernels first"
+            };
+        }
+        submit();
+        detail::CurrentCudaDevice const current{index_};
+        detail::require_cuda(kernels_.compute(steps, count, stream_), "a kernel of a reduction");
     }
 
     /// Uses a second arena as large as the first one, until the stream has come so far.

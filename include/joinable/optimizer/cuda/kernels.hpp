@@ -15,7 +15,9 @@
 
 #include <joinable/device/cuda/copy.hpp>
 #include <joinable/device/cuda/copy_kernels.hpp>
+#include <joinable/device/cuda/lanes.hpp>
 #include <joinable/device/cuda/launch_batch.hpp>
+#include <joinable/device/cuda/step_kernels.hpp>
 #include <joinable/device/squares.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/optimizer/rules.hpp>
@@ -132,30 +134,7 @@ cudaError_t launch_rule(
 inline constexpr std::size_t squares_in_launch = 22;
 using SquaresBatch = LaunchBatch<CudaSquares, squares_in_launch>;
 static_assert(sizeof(SquaresBatch) <= 4096);
-static_assert(block_threads == square_lanes && block_elements == square_block);
 
-/// The sum that lane `lane` has: term(lane), term(lane + square_lanes), and so on.
-/// `unroll` terms are computed before one is added.
-template <std::size_t unroll, class Term>
-__host__ __device__ double sum_of_lane(std::size_t count, unsigned int lane, Term const& term) {
-    double sum = 0;
-    std::size_t i = lane;
-    for (; i + (unroll - 1) * square_lanes < count; i += unroll * square_lanes) {
-        double terms[unroll];
-#pragma unroll
-        for (std::size_t k = 0; k < unroll; ++k) {
-            terms[k] = term(i + k * square_lanes);
-        }
-#pragma unroll
-        for (double const one : terms) {
-            sum += one;
-        }
-    }
-    for (; i < count; i += square_lanes) {
-        sum += term(i);
-    }
-    return sum;
-}
 template <class Stored>
 __host__ __device__ double
 squares_of_lane(CudaSquares const& squares, std::size_t begin, std::size_t end, unsigned int lane) {
@@ -191,20 +170,6 @@ __host__ __device__ inline double lane_of_tensor(CudaSquares const& squares, uns
     return sum_of_lane<4>(square_blocks(squares.count), thread, [&](std::size_t run) {
         return squares.partials[run];
     });
-}
-
-/// Adds the lanes of a block's threads. Thread 0 gets the sum; others get what no thread changes any
-/// more.
-__device__ inline double fold_lanes(double own) {
-    __shared__ double lanes[square_lanes];
-    lanes[threadIdx.x] = own;
-    for (unsigned int half = square_lanes / 2; half != 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half) {
-            fold_lane(lanes, half, threadIdx.x);
-        }
-    }
-    return lanes[threadIdx.x];
 }
 
 /// A block for each run of elements.
@@ -288,6 +253,7 @@ cudaError_t load_all() {
     auto const load = [&](auto const& one) { error = error == cudaSuccess ? one() : error; };
     load([] { return load_kernel(&sum_runs<SquaresBatch>); });
     load([] { return load_kernel(&sum_tensors<SquaresBatch>); });
+    load(&load_steps);
     (load(&load_rule<__half, Rules>), ...);
     (load(&load_rule<__nv_bfloat16, Rules>), ...);
     (load(&load_rule<float, Rules>), ...);
@@ -301,7 +267,8 @@ cudaError_t load_all() {
 /// once, many in one launch: up to 92, or 744 from CUDA 12.1 on. Other copies are one launch for each
 /// 16. The elements of a bucket that a rank steps are one launch for each 48 parameters of equal step
 /// counts. Sums of squares are two launches for each 22 parameters. Rules and sums compute the same
-/// bits as on the host; compile without --use_fast_math. Sgd, Adam and AdamW are always there, and
+/// bits as on the host; compile without --use_fast_math. A reduction that computes (CastTo, PowerSgd) needs a launch or two for
+/// each kind of step and 35 parameters. Sgd, Adam and AdamW are always there, and
 /// `Rules` are UpdateRules of yours with visit_update().
 /// Include this in one source file that nvcc compiles. Other files need only a declaration of a
 /// function that returns this result.
@@ -312,7 +279,14 @@ template <class... Rules>
         "cuda_kernels: a rule steps on a device by its member 'template <class T, class F> decltype(auto) "
         "visit_update(std::uint64_t step, F const& f) const', which returns f(update); see UpdateRule"
     );
-    return {&detail::launch_all_copies, &detail::has_rule<detail::LoadMasters, Sgd, Adam, AdamW, Rules...>, &detail::launch_updates<detail::LoadMasters, Sgd, Adam, AdamW, Rules...>, &detail::launch_squares, &detail::load_all<detail::LoadMasters, Sgd, Adam, AdamW, Rules...>};
+    return {
+        &detail::launch_all_copies,
+        &detail::has_rule<detail::LoadMasters, Sgd, Adam, AdamW, Rules...>,
+        &detail::launch_updates<detail::LoadMasters, Sgd, Adam, AdamW, Rules...>,
+        &detail::launch_squares,
+        &detail::load_all<detail::LoadMasters, Sgd, Adam, AdamW, Rules...>,
+        &detail::launch_steps
+    };
 }
 
 }} // namespace joinable::v0

@@ -20,9 +20,11 @@
 #include <support/layouts.hpp>
 #include <support/numbers.hpp>
 
+#include <joinable/bucket/compression/detail/steps.hpp>
 #include <joinable/cuda.hpp>
 #include <joinable/device/copy.hpp>
 #include <joinable/device/squares.hpp>
+#include <joinable/device/step.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/optimizer/state_arrays.hpp>
 #include <joinable/optimizer/update_rule.hpp>
@@ -62,10 +64,10 @@ struct SignDescent {
 namespace {
 
 using joinable::AnyView;
+using joinable::DType;
 using joinable::detail::CudaCopy;
 using joinable::detail::CudaSquares;
 using joinable::detail::DeviceUpdate;
-using joinable::DType;
 using joinable_tests::counted;
 using joinable_tests::Layout;
 using joinable_tests::layouts;
@@ -407,6 +409,213 @@ TEST_CASE("a launch has room for as many copies as its comment says") {
     CHECK(launches_of(745, 0) == (CUDART_VERSION >= 12010 ? 2 : 9));
     CHECK(launches_of(0, 17) == 2);
     CHECK(launches_of(1, 1) == 2);
+}
+
+/// Runs the blocks of all launches of steps, on the host: whole blocks, in the order of their lanes.
+void run_on_host(std::vector<joinable::detail::DeviceStep> const& steps) {
+    namespace inner = joinable::detail;
+    auto const run = [&](auto const& take, auto const& block) {
+        CHECK(
+            inner::for_each_batch<inner::StepBatch>(
+                steps.data(),
+                steps.size(),
+                [&](inner::StepBatch const& batch) {
+                    for (std::uint32_t k = 0; k < batch.first_block[batch.count]; ++k) {
+                        block(range_of_block(batch, k));
+                    }
+                    return cudaSuccess;
+                },
+                take
+            ) == cudaSuccess
+        );
+    };
+    CHECK(
+        inner::for_each_kind([&]<inner::StepKind kind>() {
+            run(inner::TakeKind{kind},
+                [](auto const& range) { inner::run_step<kind>(inner::HostBlock{}, range); });
+            if (kind == inner::StepKind::multiply_left) {
+                run(inner::TakeChunks{}, [](auto const& range) {
+                    inner::add_chunks(inner::HostBlock{}, range.item.step, range.begin, range.end);
+                });
+            }
+            return cudaSuccess;
+        }) == cudaSuccess
+    );
+}
+
+/// Numbers of a dtype in memory, which steps read and write.
+class StepNumbers {
+public:
+    StepNumbers(DType dtype, std::size_t count, std::uint64_t seed) : tensor_{dtype, {count}, {1}} {
+        Numbers numbers(count);
+        for (std::size_t i = 0; i < count; ++i) {
+            numbers[i] = joinable::detail::random_number<double>(seed, i);
+        }
+        joinable_tests::write(tensor_.view(), numbers);
+    }
+    [[nodiscard]] void* data() const { return tensor_.view().data(); }
+    [[nodiscard]] joinable::Buffer buffer() const {
+        return {data(), tensor_.view().numel(), tensor_.view().dtype()};
+    }
+    [[nodiscard]] Numbers numbers() const { return joinable_tests::read(tensor_.view()); }
+
+private:
+    OwnedTensor tensor_;
+};
+
+TEST_CASE("steps of reductions on a device compute what the host does: run by the host") {
+    using joinable::detail::DeviceStep;
+    using joinable::detail::StepKind;
+    for (DType const dtype : floats) {
+        for (joinable::detail::MatrixSize const size :
+             {joinable::detail::MatrixSize{3, 4, 1}, {300, 5, 2}, {5, 700, 3}, {700, 300, 2}}) {
+            CAPTURE(joinable::name_of(dtype));
+            DType const number = dtype == DType::f64 ? DType::f64 : DType::f32;
+            double const bound = number == DType::f64 ? 1e-12 : 1e-5;
+            std::size_t const elements = size.rows * size.columns;
+            std::size_t const lefts = size.rank * size.rows;
+            std::size_t const rights = size.rank * size.columns;
+            // On a device, and on the host.
+            struct Memory {
+                StepNumbers from, matrix, sum, left, right, own_left, own_right, product, rest,
+                    room, random;
+                double verdicts[3] = {1, 1, 0};
+            };
+            auto const make = [&] {
+                return Memory{
+                    {dtype, elements, 1},
+                    {number, elements, 2},
+                    {number, elements, 3},
+                    {number, lefts, 4},
+                    {number, rights, 5},
+                    {number, lefts, 6},
+                    {number, rights, 7},
+                    {dtype, elements, 8},
+                    {number, elements, 9},
+                    {number, joinable::detail::numbers_of_chunks(size) + size.columns, 10},
+                    {number, rights, 11}
+                };
+            };
+            auto const steps_of = [&](Memory& memory) {
+                auto const base = [&](StepKind kind, void const* from, void* to) {
+                    DeviceStep step{.kind = kind, .dtype = number, .from_dtype = dtype};
+                    step.from = from;
+                    step.to = to;
+                    step.left = memory.left.data();
+                    step.right = memory.right.data();
+                    step.room = memory.room.data();
+                    step.number = 1e-8;
+                    step.seed = 12;
+                    step.size = size;
+                    step.count = elements;
+                    return step;
+                };
+                DeviceStep random = base(StepKind::fill_random, nullptr, memory.random.data());
+                random.count = rights;
+                DeviceStep orthogonal = base(StepKind::orthogonalize, nullptr, memory.right.data());
+                DeviceStep add = base(StepKind::add, memory.from.data(), memory.sum.data());
+                add.left = memory.matrix.data();
+                DeviceStep product = base(StepKind::multiply, nullptr, memory.product.data());
+                product.dtype = dtype;
+                DeviceStep note =
+                    base(StepKind::note_not_finite, memory.product.data(), &memory.verdicts[0]);
+                DeviceStep keep =
+                    base(StepKind::keep_rows, memory.random.data(), memory.own_right.data());
+                keep.only_if = &memory.verdicts[0];
+                DeviceStep rest =
+                    base(StepKind::subtract, memory.matrix.data(), memory.rest.data());
+                rest.only_if = &memory.verdicts[1];
+                return std::vector<DeviceStep>{
+                    joinable::detail::cast_step(
+                        memory.from.buffer(), 1.0 / 3, memory.from.buffer()
+                    ),
+                    random,
+                    orthogonal,
+                    add,
+                    base(StepKind::multiply_right, memory.matrix.data(), memory.own_left.data()),
+                    base(StepKind::multiply_left, memory.matrix.data(), memory.own_right.data()),
+                    product,
+                    note,
+                    keep,
+                    rest
+                };
+            };
+            Memory device = make();
+            Memory host = make();
+            run_on_host(steps_of(device));
+            for (DeviceStep const& step : steps_of(host)) {
+                joinable::detail::compute_on_host(step);
+            }
+            CHECK(device.from.numbers() == host.from.numbers());
+            CHECK(device.random.numbers() == host.random.numbers());
+            CHECK(device.right.numbers() == host.right.numbers());
+            CHECK(device.sum.numbers() == host.sum.numbers());
+            CHECK(device.product.numbers() == host.product.numbers());
+            CHECK(device.own_right.numbers() == host.own_right.numbers());
+            CHECK(device.own_right.numbers() == device.random.numbers());
+            CHECK(device.rest.numbers() == host.rest.numbers());
+            CHECK(device.verdicts[0] == 1);
+            // The products with a matrix have an order of their own.
+            Numbers const matrix = device.matrix.numbers();
+            Numbers const right = device.right.numbers();
+            Numbers const left = device.left.numbers();
+            Numbers const own_left = device.own_left.numbers();
+            for (std::size_t k = 0; k < lefts; ++k) {
+                double sum = 0;
+                for (std::size_t j = 0; j < size.columns; ++j) {
+                    sum += matrix[k % size.rows * size.columns + j] *
+                           right[k / size.rows * size.columns + j];
+                }
+                CHECK(std::abs(own_left[k] - sum) < bound * static_cast<double>(size.columns));
+            }
+            DeviceStep products = steps_of(device)[5];
+            run_on_host({products});
+            Numbers const own_right = device.own_right.numbers();
+            for (std::size_t k = 0; k < rights; ++k) {
+                double sum = 0;
+                for (std::size_t i = 0; i < size.rows; ++i) {
+                    sum += matrix[i * size.columns + k % size.columns] *
+                           left[k / size.columns * size.rows + i];
+                }
+                CHECK(std::abs(own_right[k] - sum) < bound * static_cast<double>(size.rows));
+            }
+            // What is not finite is noted, and nothing is kept then.
+            Numbers numbers = device.product.numbers();
+            numbers.back() = std::nan("");
+            joinable_tests::write({device.product.data(), dtype, {elements}, {1}}, numbers);
+            Numbers const before = device.rest.numbers();
+            DeviceStep note = steps_of(device)[7];
+            DeviceStep rest = steps_of(device)[9];
+            rest.only_if = &device.verdicts[0];
+            rest.left = device.own_left.data();
+            DeviceStep none = steps_of(device)[6];
+            none.only_if = &device.verdicts[2];
+            run_on_host({note, rest});
+            CHECK(device.verdicts[0] == 0);
+            CHECK(device.rest.numbers() == before);
+            run_on_host({none});
+            CHECK(device.product.numbers() == Numbers(elements));
+        }
+    }
+}
+
+TEST_CASE(
+    "a cast computes in the wider type and rounds once, from each type to each: run by the host"
+) {
+    for (DType const from_dtype : floats) {
+        for (DType const to_dtype : floats) {
+            StepNumbers const from{from_dtype, 5000, 1};
+            StepNumbers const device{to_dtype, 5000, 2};
+            StepNumbers const host{to_dtype, 5000, 3};
+            run_on_host({joinable::detail::cast_step(from.buffer(), 1.0 / 3, device.buffer())});
+            joinable::detail::compute_on_host(
+                joinable::detail::cast_step(from.buffer(), 1.0 / 3, host.buffer())
+            );
+            CHECK(device.numbers() == host.numbers());
+            run_on_host({joinable::detail::cast_step({}, 3.0, {device.data(), 1, to_dtype})});
+            CHECK(device.numbers()[0] == 3.0);
+        }
+    }
 }
 
 /// Arrays that a rule steps, one after another: values, gradients, masters, then state.

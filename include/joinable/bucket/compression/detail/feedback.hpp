@@ -9,6 +9,7 @@
 
 #include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/compression/detail/numbers.hpp>
+#include <joinable/bucket/compression/detail/steps.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/make_arena.hpp>
@@ -27,7 +28,9 @@ template <class Comm>
 void require_host_buckets(Comm& comm, std::string_view name) {
     if (!is_on_host(device_of(comm))) {
         throw ContractViolation{concat(
-            name, " computes on the host, but these gradients are on a device; use AllReduce there"
+            name,
+            " computes on the host, but these gradients are on a device; use PowerSgd, Fp16Compression or "
+            "AllReduce there"
         )};
     }
 }
@@ -79,21 +82,26 @@ private:
 /// number for each element, in the units of the average. Local.
 class Feedback {
 public:
-    /// Keeps the residuals of parameters that it has.
-    void prepare(BucketParts parts) {
+    /// Keeps the residuals of parameters that it has. All memory is the device's.
+    void prepare(Device& device, BucketParts parts) {
+        device_ = &device;
+        auto const make = [&](std::size_t bytes) {
+            return device.allocate(bytes, Arena::default_alignment);
+        };
         for (BucketPart const& part : parts) {
             Residual& mine = of_parameter(residuals_, part.parameter);
             if (mine.memory.bytes() != bytes_of(part)) {
-                mine.memory = Arena{bytes_of(part)};
+                mine.memory = make(bytes_of(part));
             }
             mine.dtype = number_dtype(part.dtype);
             mine.extents = part.extents;
             mine.strides = part.strides;
         }
-        inputs_.prepare(parts, 0, bytes_of, [](std::size_t bytes) { return Arena{bytes}; });
+        inputs_.prepare(parts, 0, bytes_of, make);
     }
 
-    /// Writes the sum of a part's gradient and residual to its place in inputs().
+    /// Writes the sum of a part's gradient and residual to its place in inputs(). On the host, as all that follows but
+    /// scale() and save().
     template <class T>
     T* add(BucketRun const& run, std::size_t k) {
         T* const to = inputs<T>(run, k);
@@ -106,11 +114,15 @@ public:
         return to;
     }
     /// The numbers of a run, from part `k` on.
-    template <class T>
-    [[nodiscard]] T* inputs(BucketRun const& run, std::size_t k = 0) const noexcept {
-        return inputs_.of<T>(run) + (run.parts[k].offset - run.parts[0].offset);
+    [[nodiscard]] std::byte* inputs(BucketRun const& run, std::size_t k) const noexcept {
+        std::size_t const begin = run.parts[k].offset - run.parts[0].offset;
+        return inputs_.of(run) + begin * number_size(run.buffer.dtype);
     }
     template <class T>
+    [[nodiscard]] T* inputs(BucketRun const& run, std::size_t k = 0) const noexcept {
+        return reinterpret_cast<T*>(inputs(run, k));
+    }
+    template <class T = std::byte>
     [[nodiscard]] T* residual(std::size_t parameter) const noexcept {
         return reinterpret_cast<T*>(residuals_[parameter].memory.data());
     }
@@ -131,12 +143,10 @@ public:
     }
     /// Multiplies all residuals.
     void scale(double factor) {
-        for (std::size_t parameter = 0; parameter < residuals_.size(); ++parameter) {
-            Residual const& mine = residuals_[parameter];
-            visit_number(mine.dtype, [&]<class T>(T) {
-                std::byte* const numbers = mine.memory.data();
-                cast_elements<T, T>(numbers, factor, numbers, mine.memory.bytes() / sizeof(T));
-            });
+        for (Residual const& mine : residuals_) {
+            std::size_t const count = mine.memory.bytes() / size_of(mine.dtype);
+            Buffer const numbers{mine.memory.data(), count, mine.dtype};
+            compute(*device_, cast_step(numbers, factor, numbers));
         }
     }
     /// Lists the residuals of parameters for which `is_kept(parameter)`.
@@ -146,7 +156,14 @@ public:
             auto const& [memory, dtype, extents, strides] = residuals_[parameter];
             if (memory.bytes() != 0 && is_kept(parameter)) {
                 state.tensors.push_back(
-                    {"residual", parameter, memory.data(), dtype, extents, strides}
+                    {"residual",
+                     parameter,
+                     memory.data(),
+                     dtype,
+                     extents,
+                     strides,
+                     false,
+                     device_->id()}
                 );
             }
         }
@@ -166,6 +183,7 @@ private:
         Shape extents;
         Shape strides;
     };
+    Device* device_ = nullptr;
     std::vector<Residual> residuals_; ///< per parameter
     RunMemory inputs_;
 };

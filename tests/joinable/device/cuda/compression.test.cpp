@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: BSL-1.0
+// Reductions whose buckets are on devices. The oracle: the same training in host memory, whose sums have one order.
+#include <joinable/compression.hpp>
+
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/fake_cuda/device_model.hpp>
+#include <support/fake_cuda/device_tensor.hpp>
+#include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_cuda/stream_communicator.hpp>
+#include <support/numbers.hpp>
+#include <support/ranks.hpp>
+#include <support/strided_param.hpp>
+
+#include <joinable/cuda.hpp>
+#include <joinable/join.hpp>
+
+namespace {
+
+namespace fake = joinable_tests::fake_cuda;
+using joinable::DistributedDataParallel;
+using joinable::DType;
+using joinable::Shape;
+using joinable::ThreadCommunicator;
+using namespace joinable_tests;
+
+constexpr std::size_t rounds = 6;
+constexpr std::size_t of_infinity = 3; // the round in which a gradient has an infinite element
+std::size_t inputs_of(int rank) {
+    return rounds - static_cast<std::size_t>(rank);
+}
+
+struct Extents {
+    Shape extents;
+    Shape strides;
+};
+std::vector<Extents> model_extents() {
+    return {{{24, 70}, {70, 1}}, {{7}, {1}}, {{70, 24}, {1, 70}}, {{300, 3, 5}, {15, 5, 1}}};
+}
+Numbers gradient_in(std::size_t parameter, std::size_t count, int rank, std::size_t round) {
+    Numbers numbers(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        auto const x = static_cast<double>(i % 70) + 1.5 * static_cast<double>(parameter);
+        auto const y = static_cast<double>(i / 70) + static_cast<double>(round);
+        numbers[i] = std::sin(0.3 * x) * std::cos(0.2 * y) * (rank + 1) + 0.2 * std::cos(x * y);
+    }
+    if (round == of_infinity && rank == 0 && parameter == 0) {
+        numbers[5] = std::numeric_limits<double>::infinity();
+    }
+    return numbers;
+}
+
+/// The gradients of all rounds, on a rank.
+using History = std::vector<std::vector<Numbers>>;
+
+/// Trains rounds of a guard: backward(round, ready) is a pass, gradients() reads what ranks got.
+template <class Ddp, class Control, class Backward, class Read>
+History train(Ddp& ddp, Control& control, Backward const& backward, Read const& gradients) {
+    History history;
+    joinable::Join guard{joinable::participants(ddp), joinable::control(control)};
+    for (std::size_t round = 0; round < inputs_of(control.rank()); ++round) {
+        ddp.forward([] {});
+        ddp.backward([&](auto ready) { backward(round, ready); });
+        history.push_back(gradients());
+        if (round == 1) {
+            if constexpr (requires { ddp.reduction().scale_residuals(0.5); }) {
+                ddp.reduction().scale_residuals(0.5);
+            }
+        }
+    }
+    guard.finish();
+    history.push_back(gradients()); // those of the last shadowed round
+    return history;
+}
+joinable::DataParallelOptions options() {
+    return {.bucket_cap_bytes = 8000, .first_bucket_bytes = 4000};
+}
+
+template <class Reduction>
+History train_on_host(ThreadCommunicator& host, DType dtype, Reduction reduction) {
+    std::vector<StridedParam> model;
+    for (auto const& [extents, strides] : model_extents()) {
+        model.push_back(StridedParam{
+            {OwnedTensor{dtype, extents, strides}, OwnedTensor{dtype, extents, strides}, {}}
+        });
+        model.back().need_grad();
+    }
+    DistributedDataParallel ddp{host, model, options(), std::move(reduction)};
+    return train(
+        ddp,
+        host,
+        [&](std::size_t round, auto ready) {
+            for (std::size_t i = model.size(); i-- > 0;) {
+                write(model[i].grad, gradient_in(i, model[i].grad.numel(), host.rank(), round));
+                ready(i);
+            }
+        },
+        [&] {
+            std::vector<Numbers> all;
+            for (StridedParam const& param : model) {
+                all.push_back(read(param.grad));
+            }
+            return all;
+        }
+    );
+}
+
+/// A model on the rank's device, and the stream of its engine.
+struct OnDevice : DeviceModel {
+    OnDevice(int rank, DType dtype) : DeviceModel{rank, dtype} {
+        params.clear();
+        for (auto const& [extents, strides] : model_extents()) {
+            params.emplace_back(dtype, extents, strides);
+        }
+    }
+    template <class Ready>
+    void pass(int rank, std::size_t round, Ready const& ready) {
+        for (std::size_t i = params.size(); i-- > 0;) {
+            joinable_tests::launch(stream(), [grad = params[i].grad, i, rank, round] {
+                write(grad, gradient_in(i, grad.numel(), rank, round));
+            });
+            ready(i);
+        }
+    }
+};
+
+template <class Reduction>
+History train_on_device(ThreadCommunicator& host, DType dtype, Reduction reduction) {
+    OnDevice model{host.rank(), dtype};
+    StreamCommunicator comm{host, model.stream()};
+    comm.device_memory().use_kernels(host_kernels());
+    DistributedDataParallel ddp{comm, model.params, options(), std::move(reduction)};
+    std::size_t allocated = 0;
+    return train(
+        ddp,
+        host,
+        [&](std::size_t round, auto ready) {
+            if (host.size() == 1 && round == 1) { // the buckets have been cut anew
+                allocated = fake::live_allocations();
+            }
+            model.pass(host.rank(), round, ready);
+        },
+        [&] {
+            CHECK((allocated == 0 || fake::live_allocations() == allocated));
+            return model.gradients();
+        }
+    );
+}
+
+bool is_same(Numbers const& a, Numbers const& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        if (!(a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i])))) {
+            return false;
+        }
+    }
+    return a.size() == b.size();
+}
+void check_same(History const& device, History const& host) {
+    REQUIRE(device.size() == host.size());
+    for (std::size_t round = 0; round < host.size(); ++round) {
+        for (std::size_t i = 0; i < host[round].size(); ++i) {
+            CAPTURE(round);
+            CAPTURE(i);
+            CHECK(is_same(device[round][i], host[round][i]));
+        }
+    }
+}
+
+/// Calls check(make) with functions that make reductions.
+template <class Check>
+void for_each_reduction(Check const& check) {
+    check([] { return joinable::Fp16Compression<>{}; });
+    check([] { return joinable::Bf16Compression<>{}; });
+    check([] { return joinable::CastTo<DType::f32>{}; });
+    check([] {
+        return joinable::CastTo<DType::f64, joinable::PowerSgd>{{.rank = 2, .start_iteration = 1}};
+    });
+    check([] { return joinable::PowerSgd{.start_iteration = 1}; });
+    check([] { return joinable::PowerSgd{.rank = 3, .start_iteration = 0, .warm_start = false}; });
+    check([] {
+        return joinable::PowerSgd{.rank = 2, .start_iteration = 0, .error_feedback = false};
+    });
+}
+
+TEST_CASE("compressed buckets of devices have the bits of the host's, with uneven inputs") {
+    for (auto const delay : {std::chrono::microseconds{0}, std::chrono::microseconds{20}}) {
+        fake::delay_every_operation(delay);
+        for (DType const dtype : {DType::f32, DType::bf16, DType::f64}) {
+            run_participants({1, 2, 4}, [&](ThreadCommunicator& host) {
+                for_each_reduction([&](auto const& make) {
+                    CAPTURE(make().name);
+                    auto const expected = train_on_host(host, dtype, make());
+                    check_same(train_on_device(host, dtype, make()), expected);
+                });
+            });
+        }
+        check_nothing_is_left();
+    }
+    fake::delay_every_operation({});
+}
+
+/// The text with which a model is refused.
+template <class Comm, class Reduction>
+std::string refusal(Comm& comm, OnDevice& model, Reduction reduction) {
+    try {
+        DistributedDataParallel const ddp{comm, model.params, options(), std::move(reduction)};
+    } catch (joinable::ContractViolation const& error) {
+        return error.what();
+    }
+    return {};
+}
+
+TEST_CASE("reductions that a device cannot compute are refused in a sentence, which ends nothing") {
+    run_ranks({1, 2}, [](ThreadCommunicator& host) {
+        OnDevice model{host.rank(), DType::f32};
+        ScalingStreamCommunicator comm{host, model.stream()};
+        CHECK(
+            refusal(comm, model, joinable::Fp16Compression<>{}) ==
+            "CastTo<f16>: the device of these gradients has no kernels; give its use_kernels() what "
+            "joinable::cuda_kernels() returns, or use AllReduce"
+        );
+        auto kernels = host_kernels();
+        kernels.compute = nullptr; // those of an earlier version
+        comm.device_memory().use_kernels(kernels);
+        CHECK(
+            refusal(comm, model, joinable::PowerSgd{}) ==
+            "PowerSgd: the device of these gradients has no kernels; give its use_kernels() what "
+            "joinable::cuda_kernels() returns, or use AllReduce"
+        );
+        joinable::detail::DeviceStep const step =
+            joinable::detail::cast_step({}, 1.0, {nullptr, 1, DType::f32});
+        CHECK_THROWS_WITH_AS(
+            comm.device_memory().compute(&step, 1),
+            "compute: there are no kernels for it; call CudaDevice::use_kernels first",
+            joinable::ContractViolation
+        );
+        comm.device_memory().use_kernels(host_kernels());
+        DistributedDataParallel ddp{comm, model.params, options(), joinable::PowerSgd{}};
+        ddp.forward([] {});
+        ddp.backward([&](auto ready) { model.pass(host.rank(), 0, ready); });
+        CHECK(model.gradients()[1].size() == 7);
+    });
+    check_nothing_is_left();
+}
+
+TEST_CASE("an exception in a compressed pass on a device is PeerFailed on other ranks") {
+    for (std::size_t const of_round : {std::size_t{0}, std::size_t{1}, std::size_t{2}}) {
+        run_ranks({2, 4}, [&](ThreadCommunicator& host) {
+            OnDevice model{host.rank(), DType::f32};
+            StreamCommunicator comm{host, model.stream()};
+            comm.device_memory().use_kernels(host_kernels());
+            DistributedDataParallel ddp{
+                comm, model.params, options(), joinable::PowerSgd{.start_iteration = 1}
+            };
+            auto const training = [&] {
+                joinable::Join guard{joinable::participants(ddp), joinable::control(host)};
+                for (std::size_t round = 0; round < rounds; ++round) {
+                    ddp.forward([] {});
+                    ddp.backward([&](auto ready) {
+                        model.pass(host.rank(), round, [&](std::size_t i) {
+                            if (round == of_round && host.rank() == 1 && i == 1) {
+                                throw std::runtime_error{"bad sample"};
+                            }
+                            ready(i);
+                        });
+                    });
+                }
+                guard.finish();
+            };
+            if (host.rank() == 1) {
+                CHECK_THROWS_WITH_AS(training(), "bad sample", std::runtime_error);
+            } else {
+                CHECK_THROWS_AS(training(), joinable::PeerFailed);
+            }
+        });
+        check_nothing_is_left();
+    }
+}
+
+TEST_CASE("a kernel that cannot be launched ends the round with the runtime's error") {
+    run_ranks({1}, [](ThreadCommunicator& host) {
+        OnDevice model{host.rank(), DType::f32};
+        StreamCommunicator comm{host, model.stream()};
+        auto kernels = host_kernels();
+        kernels.compute = [](joinable::detail::DeviceStep const*, std::size_t, cudaStream_t) {
+            return cudaErrorInvalidConfiguration;
+        };
+        comm.device_memory().use_kernels(kernels);
+        DistributedDataParallel ddp{comm, model.params, options(), joinable::Bf16Compression<>{}};
+        ddp.forward([] {});
+        CHECK_THROWS_AS(
+            ddp.backward([&](auto ready) { model.pass(host.rank(), 0, ready); }),
+            joinable::CommunicationError
+        );
+    });
+    check_nothing_is_left();
+}
+
+} // namespace

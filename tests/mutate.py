@@ -413,6 +413,46 @@ MUTATIONS = [
         "interop/torch_module.test.cpp", "a parameter that is no embedding is named*",
     ),
     Mutation(
+        "libtorch-gets-no-settings-of-another-rank", "participant/sharded/detail/settings.hpp",
+        "            apply_settings_of(rule);\n", "",
+        "participant/local_optimizer.test.cpp", "an engine's optimizer steps all*",
+    ),
+    Mutation(
+        "optimizers-that-step-at-once-step-buckets", "participant/sharded/data_parallel.hpp",
+        "if (detail::steps_all_at_once<Rule>) {", "if (false) {",
+        "participant/local_optimizer.test.cpp", "what an engine's optimizer cannot*",
+    ),
+    Mutation(
+        "engines-state-begins-anew-in-each-step", "optimizer/shard.hpp",
+        "state_.array(k, place_of_state(piece));", "state_.array(k, 0);",
+        "participant/local_optimizer.test.cpp", "an engine's optimizer steps all*",
+    ),
+    Mutation(
+        "a-first-state-of-libtorch-is-forgotten", "interop/torch_optimizer.hpp",
+        "if constexpr (requires { Traits::first_state(value, settings_.numbers); }) {", "if constexpr (false) {",
+        "interop/torch_optimizer.test.cpp", "sharded, libtorch's optimizers*",
+    ),
+    Mutation(
+        "state-of-libtorch-is-not-where-checkpoints-look", "interop/torch_optimizer.hpp",
+        "                    over(array).copy_(tensor);\n", "",
+        "interop/torch_optimizer.test.cpp", "a checkpoint has*,sharded, libtorch's optimizers*",
+    ),
+    Mutation(
+        "steps-of-a-file-are-not-given-to-libtorch", "interop/torch_optimizer.hpp",
+        ".step(static_cast<std::int64_t>(parameter.step) - 1);", ".step();",
+        "interop/torch_optimizer.test.cpp", "a checkpoint has*",
+    ),
+    Mutation(
+        "state-before-the-first-step-is-that-of-another-training", "interop/torch_optimizer.hpp",
+        "states.erase(key_of(value)); // the step makes it", ";",
+        "interop/torch_optimizer.test.cpp", "a checkpoint from before the first step*",
+    ),
+    Mutation(
+        "settings-are-not-given-to-libtorch", "interop/torch_optimizer.hpp",
+        "setting = static_cast<T>(settings_.numbers[k++]);", "static_cast<void>(setting);",
+        "interop/torch_optimizer.test.cpp", "a scheduler of libtorch*",
+    ),
+    Mutation(
         "samplers-deal-the-same-to-all-ranks", "interop/torch_data.hpp",
         "mine_[i] = shuffle_ ? order[positions[i]] : positions[i];", "mine_[i] = shuffle_ ? order[i] : positions[i];",
         "interop/torch_data.test.cpp", "the samplers of all ranks*",
@@ -2050,7 +2090,7 @@ MUTATIONS = [
     ),
     Mutation(
         "indices-begin-anew-in-each-group", "optimizer/shard.hpp",
-        "WholeParameter{shift + i, value", "WholeParameter{i, value",
+        "whole{shift + i, value", "whole{i, value",
         "participant/local_optimizer.test.cpp", "groups of an engine's*",
     ),
     Mutation(

@@ -593,6 +593,9 @@ struct WholeParameter {
     AnyView value;
     AnyView gradient;   ///< averaged over ranks; it has the value's dtype and extents
     std::uint64_t step; ///< of this parameter, counted from 1
+    /// The arrays of the optimizer's state_names(), with the value's dtype and extents: zeros before the first
+    /// step, then what the optimizer wrote, or what a Checkpoint has read.
+    std::vector<AnyView> state = {};
 };
 
 namespace detail {
@@ -600,6 +603,14 @@ namespace detail {
 template <class O>
 concept has_step =
     requires(O& optimizer, WholeParameter const& parameter) { optimizer.step(parameter); };
+template <class O>
+concept steps_all_at_once = requires(O& optimizer, std::span<WholeParameter const> parameters) {
+    optimizer.step(parameters);
+};
+template <class O>
+concept takes_parameters = requires(O& optimizer, std::span<WholeParameter const> parameters) {
+    optimizer.take(parameters);
+};
 template <class O>
 concept has_settings = requires(O& optimizer) {
     { optimizer.settings() };
@@ -624,18 +635,27 @@ concept has_settings_without_address = requires(O& optimizer) {
 /// |-----------------------------|--------|-----------------------------------------------------------------|
 /// | `optimizer.step(parameter)` |        | steps a WholeParameter; called on its owner, in the same order  |
 /// |                             |        | in every step                                                   |
+/// | `optimizer.step(span)`      |        | in its place: steps all of a `std::span<WholeParameter const>`  |
+/// |                             |        | at once, before any value is sent; not with step_in_backward    |
 /// | `optimizer.settings()`      | `S&`   | learning rate and other settings that change between steps;     |
 /// |                             |        | joined owners get those of the lowest active rank. `S` is       |
 /// |                             |        | trivially copyable and has no pointer, reference, std::span or   |
 /// |                             |        | std::string_view: addresses are not valid on another rank       |
+/// | `optimizer.apply_settings()` |       | optional; settings() has got those of another rank or of a file |
+/// | `optimizer.take(span)`      |        | optional; called once with what this rank steps, values alone,  |
+/// |                             |        | before ranks compare settings                                   |
+/// | `constant.state_names()`    | `std::span<std::string_view const>` | optional; names the arrays of      |
+/// |                             |        | WholeParameter::state, so that a Checkpoint takes the optimizer.|
+/// |                             |        | `S` then has state_names() and agree_on(list), too              |
 /// | `constant.check()`          |        | optional; throws ContractViolation if the settings are invalid  |
 /// | `constant.agree_on(list)`   |        | optional; adds its settings to an AgreementList, for ranks to   |
 /// |                             |        | compare                                                         |
 ///
 /// O is movable and not an UpdateRule.
 template <class O>
-concept LocalOptimizer = std::movable<O> && !UpdateRule<O> && detail::has_step<O> &&
-                         detail::has_settings<O> && detail::has_settings_without_address<O>;
+concept LocalOptimizer =
+    std::movable<O> && !UpdateRule<O> && (detail::has_step<O> || detail::steps_all_at_once<O>) &&
+    detail::has_settings<O> && detail::has_settings_without_address<O>;
 
 /// Says in one sentence why a class is not a LocalOptimizer.
 template <class O>
@@ -645,7 +665,7 @@ consteval bool models_local_optimizer() {
         "LocalOptimizer: the optimizer has to be movable, because groups are kept in a list"
     );
     static_assert(
-        detail::has_step<O>,
+        detail::has_step<O> || detail::steps_all_at_once<O>,
         "LocalOptimizer: expected a member 'void step(joinable::WholeParameter const& parameter)'"
     );
     static_assert(
@@ -667,7 +687,7 @@ namespace detail {
 /// it means to model.
 template <class R>
 consteval bool steps_shards() {
-    constexpr bool is_local = has_step<R> || has_settings<R>;
+    constexpr bool is_local = has_step<R> || steps_all_at_once<R> || has_settings<R>;
     constexpr bool is_rule = has_state_names<R> || has_update<R>;
     static_assert(
         is_local || is_rule,
@@ -692,17 +712,30 @@ auto& settings_of(R& rule) {
         return rule;
     }
 }
+template <class R>
+using SettingsOf = std::remove_cvref_t<decltype(settings_of(std::declval<R&>()))>;
+/// After those of another rank or of a file were written there.
+template <class R>
+void apply_settings_of(R& rule) {
+    if constexpr (requires { rule.apply_settings(); }) {
+        rule.apply_settings();
+    }
+}
 
-/// The names of the state that a rule keeps with the shard. An engine's optimizer keeps its own
+/// The names of the state that a rule, or its settings, keep with the shard. An engine's optimizer may keep its own
 /// state.
 template <class R>
 std::span<std::string_view const> state_names_of(R const& rule) {
-    if constexpr (LocalOptimizer<R>) {
-        return {};
-    } else {
+    if constexpr (has_state_names<R>) {
         return rule.state_names();
+    } else {
+        return {};
     }
 }
+/// Whether a file can have what an engine's optimizer keeps.
+template <class R>
+concept keeps_state_with_shard =
+    LocalOptimizer<R> && has_state_names<R> && has_state_names<SettingsOf<R>>;
 
 } // namespace detail
 
@@ -2061,7 +2094,7 @@ public:
 
     /// The same shard with zeroed state, for a rule with another number of state arrays.
     [[nodiscard]] OptimizerShard with_state(std::size_t names) const {
-        return {bucket_, rank_, names, true, sharding_, *device_};
+        return {bucket_, rank_, names, has_masters_, sharding_, *device_};
     }
 
     [[nodiscard]] Device& device() const noexcept { return *device_; }
@@ -2185,6 +2218,19 @@ public:
         std::size_t shift
     ) const {
         device_->finish();
+        for_each_whole(parameters, stepped, steps, shift, [&](WholeParameter const& parameter) {
+            optimizer.step(parameter);
+        });
+    }
+    /// Calls f(WholeParameter) for each that it steps, and counts the step.
+    template <class F>
+    void for_each_whole(
+        ParameterList const& parameters,
+        detail::SteppedGradients& stepped,
+        std::vector<std::uint64_t>& steps,
+        std::size_t shift,
+        F const& f
+    ) const {
         for (ShardPiece const& piece : kept()) {
             std::size_t const i = piece.parameter;
             AnyView const value = parameters[i].value();
@@ -2192,7 +2238,12 @@ public:
                 reduces() ? place_of(value, gradient_at(piece)) : stepped.of(parameters, i);
             if (gradient) {
                 check_gradient_of(parameters, i, value, gradient);
-                optimizer.step(WholeParameter{shift + i, value, gradient, ++steps[i]});
+                WholeParameter whole{shift + i, value, gradient, ++steps[i], {}};
+                for (std::size_t k = 0; k < state_.names(); ++k) {
+                    std::byte* const array = state_.array(k, place_of_state(piece));
+                    whole.state.push_back(place_of(value, array));
+                }
+                f(std::move(whole));
             }
         }
     }
@@ -2294,6 +2345,7 @@ private:
 
     ShardBucket bucket_;
     int rank_;
+    bool has_masters_; ///< of values of 16 bits
     Sharding sharding_;
     Device* device_;
     std::size_t first_ = 0; ///< index of this rank's first piece
@@ -2323,7 +2375,8 @@ JOINABLE_DEFINITION OptimizerShard::OptimizerShard(
     Sharding sharding,
     Device& device
 )
-    : bucket_{std::move(bucket)}, rank_{rank}, sharding_{sharding}, device_{&device},
+    : bucket_{std::move(bucket)}, rank_{rank}, has_masters_{has_masters}, sharding_{sharding},
+      device_{&device},
       state_{
           bucket_.dtype,
           kept_count(static_cast<std::size_t>(rank)),
@@ -5488,6 +5541,9 @@ public:
         pass([&](std::byte* object, std::byte* at, std::size_t n) {
             copy_bytes(object, at, is_source ? 0 : n);
         });
+        for (Rule& rule : rules) {
+            apply_settings_of(rule);
+        }
     }
 
     /// Notes the settings of the step that is about to be made in the guard of `state`, if there is
@@ -5522,7 +5578,7 @@ public:
     }
 
 private:
-    using Settings = std::remove_cvref_t<decltype(settings_of(std::declval<Rule&>()))>;
+    using Settings = SettingsOf<Rule>;
 
     [[nodiscard]] static std::size_t words_of(std::size_t bytes) noexcept {
         return (bytes + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t);
@@ -5796,6 +5852,14 @@ public:
     [[nodiscard]] std::vector<detail::ShardGroup> const& groups() const noexcept { return groups_; }
     /// The settings of all groups. Local.
     [[nodiscard]] std::deque<Rule> const& rules() const noexcept { return rules_; }
+    /// Copies of what changes between steps, of all groups: UpdateRules, or what settings() refers to. Local.
+    [[nodiscard]] std::vector<detail::SettingsOf<Rule>> settings() {
+        std::vector<detail::SettingsOf<Rule>> all;
+        for (Rule& rule : rules_) {
+            all.push_back(detail::settings_of(rule));
+        }
+        return all;
+    }
     /// Reads masters again from values that were written in place, for Checkpoint: of parameters for
     /// which `loads(group, i)`. Local.
     template <class Loads>
@@ -5813,7 +5877,7 @@ public:
     /// of states. Local.
     /// @throws ContractViolation  there is not one rule for each group and one count for each
     ///         parameter; nothing was changed.
-    void resume(std::vector<Rule> rules, std::span<std::uint64_t const> steps) {
+    void resume(std::vector<detail::SettingsOf<Rule>> rules, std::span<std::uint64_t const> steps) {
         if (rules.size() != groups_.size() || steps.size() != parameter_count()) {
             throw ContractViolation{detail::concat(
                 "resume() takes a rule for each of ",
@@ -5839,7 +5903,10 @@ public:
             auto const own = steps.subspan(group.first, group.steps.size());
             std::copy(own.begin(), own.end(), group.steps.begin());
         }
-        std::move(rules.begin(), rules.end(), rules_.begin());
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            detail::settings_of(rules_[k]) = std::move(rules[k]);
+            detail::apply_settings_of(rules_[k]);
+        }
     }
 
     /// Ranks that have joined take the settings that the lowest active rank has now, for Checkpoint.
@@ -5962,7 +6029,13 @@ protected:
         Group group;
         ParameterList kept;
         auto const prepare = [&] {
-            group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
+            if constexpr (std::is_invocable_r_v<
+                              ParameterList,
+                              Parameters>) { // what it throws is told
+                group.parameters = std::forward<Parameters>(parameters)();
+            } else {
+                group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
+            }
             compare(compared);
             plan(group, rule, choices, loads, compared);
             if (shards_values() || options_.parameters_as_bucket_view) {
@@ -6038,9 +6111,14 @@ protected:
     }
     void finish_step() {
         if (!options_.before_step || before_step_(options_.before_step, groups_, words())) {
-            step_and_exchange([this](std::size_t k, detail::OptimizerShard const& s) {
-                step_shard(k, s);
-            });
+            if constexpr (detail::steps_all_at_once<Rule>) {
+                step_all_at_once();
+                finish_stepped();
+            } else {
+                step_and_exchange([this](std::size_t k, detail::OptimizerShard const& s) {
+                    step_shard(k, s);
+                });
+            }
         }
     }
     /// Replaces finish_step() if each shard has been stepped.
@@ -6048,7 +6126,9 @@ protected:
         step_and_exchange([](std::size_t, detail::OptimizerShard const&) {});
     }
     /// Steps what this rank owns of a shard of group `k` whose gradients are reduced. Local.
-    void step_shard(std::size_t k, detail::OptimizerShard const& shard) {
+    void step_shard(std::size_t k, detail::OptimizerShard const& shard)
+        requires(!detail::steps_all_at_once<Rule>)
+    {
         Group& group = groups_[k];
         if constexpr (LocalOptimizer<Rule>) {
             shard.step_whole(
@@ -6068,6 +6148,40 @@ private:
         );
     }
 
+    void step_all_at_once() {
+        device().finish();
+        std::vector<WholeParameter> all;
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            Group& group = groups_[k];
+            all.clear();
+            for (detail::OptimizerShard const& shard : group.shards) {
+                shard.for_each_whole(
+                    group.parameters,
+                    group.gradients,
+                    group.steps,
+                    group.first,
+                    [&](WholeParameter&& parameter) { all.push_back(std::move(parameter)); }
+                );
+            }
+            rules_[k].step(std::span<WholeParameter const>{all});
+        }
+    }
+    /// Gives an engine's optimizer what this rank steps; only then its settings are known.
+    static void hand_over(Group& group, Rule& rule) {
+        std::vector<WholeParameter> own;
+        for (detail::OptimizerShard const& shard : group.shards) {
+            for (detail::ShardPiece const& piece : shard.kept()) {
+                std::size_t const i = piece.parameter;
+                own.push_back({group.first + i, group.parameters[i].value(), {}, 0, {}});
+            }
+        }
+        rule.take(std::span<WholeParameter const>{own});
+        detail::check_rule(rule);
+        for (detail::OptimizerShard& shard : group.shards) {
+            shard = shard.with_state(detail::state_names_of(rule).size());
+        }
+    }
+
     [[nodiscard]] Device& device() noexcept { return detail::device_of(comm_); }
     [[nodiscard]] bool shards_values() const noexcept { return sharding_ == Sharding::parameters; }
     /// Whether the step sends the values that owners have stepped to the other ranks.
@@ -6083,7 +6197,7 @@ private:
     /// Local; a failure here becomes a failure on all ranks.
     void plan(
         Group& group,
-        Rule const& rule,
+        Rule& rule,
         detail::ShardChoices const& choices,
         std::vector<std::size_t>& loads,
         AgreementList& compared
@@ -6091,7 +6205,15 @@ private:
         detail::check_group<Rule>(
             group.parameters, rule, choices, groups_, options_, sharding_, device(), comm_.size()
         );
-        detail::check_rule(rule);
+        group.first = parameter_count();
+        loads = loads_;
+        if constexpr (!detail::takes_parameters<Rule>) {
+            detail::check_rule(rule);
+        }
+        detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
+        if constexpr (detail::takes_parameters<Rule>) {
+            hand_over(group, rule);
+        }
         if constexpr (!detail::reduces_host_memory<Comm> && UpdateRule<Rule>) {
             detail::check_kernels(rule, device());
         }
@@ -6102,11 +6224,8 @@ private:
         detail::agree_on_rule(compared, rule);
         compared.begin_section("models differ: ");
         static_cast<void>(detail::agree_on(compared, group.parameters));
-        group.first = parameter_count();
         group.steps.resize(group.parameters.size());
         group.gradients.reserve(detail::reduces_to_owners(sharding_) ? 0 : group.parameters.size());
-        loads = loads_;
-        detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
         make_arenas(group);
         groups_.reserve(groups_.size() + 1);
     }
@@ -6601,6 +6720,12 @@ private:
         if (!options.step_in_backward) {
             return;
         }
+        if (detail::steps_all_at_once<Rule>) {
+            throw ContractViolation{
+                "step_in_backward steps a bucket as soon as its averages arrive, but this optimizer steps all "
+                "parameters at once; leave it out"
+            };
+        }
         if (options.before_step) {
             throw ContractViolation{
                 "step_in_backward steps a bucket before the gradients of others are there, but before_step is "
@@ -6697,9 +6822,11 @@ private:
         detail::StepShard step;
         std::function<void(Round const&)> begin;
         if (steps_in_backward_) {
-            step = [this](std::size_t k, detail::OptimizerShard const& s) {
-                this->step_shard(k, s);
-            };
+            if constexpr (!detail::steps_all_at_once<Rule>) { // else it was refused
+                step = [this](std::size_t k, detail::OptimizerShard const& s) {
+                    this->step_shard(k, s);
+                };
+            }
             begin = [this](Round const& round) { this->begin_step(round); };
         }
         auto gradients = std::make_unique<detail::GradientsForOwners>(

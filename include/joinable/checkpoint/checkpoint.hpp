@@ -39,6 +39,7 @@
 #include <joinable/hook/ordering.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/participants.hpp>
+#include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/needs_header.hpp>
 #include <joinable/participant/saved_model.hpp>
@@ -78,6 +79,7 @@ public:
 
     [[nodiscard]] std::vector<ShardGroup> const& groups() const noexcept { return groups_; }
     [[nodiscard]] std::vector<NoRule> const& rules() const noexcept { return rules_; }
+    [[nodiscard]] std::vector<NoRule> const& settings() const noexcept { return rules_; }
     static void resume(std::vector<NoRule> const&, std::span<std::uint64_t const>) noexcept {}
     static void take_settings(Round const&) noexcept {}
     template <class Loads>
@@ -150,7 +152,8 @@ struct Saved<J, Js...> : Saved<Js...> {
 /// of rank r mod W. What is the same on all ranks is there once: attached state as "state/0", and "NAME/warm_start".
 /// A reduction with such state must be in the file, with the settings that it has here. attach() adds what else a
 /// training has: averages of values, a loss scale, the state of a random generator. The settings of a rule are stored as texts under the labels of its
-/// agree_on(), which it needs; what that leaves out is not in the file. All ranks must see one file system. The new file is written beside the old
+/// agree_on(), which it needs; what that leaves out is not in the file. A LocalOptimizer with state_names() has them in
+/// its settings(). All ranks must see one file system. The new file is written beside the old
 /// one as "FILE.part" and replaces it when it is complete and on the disk, so killing the training
 /// at any time leaves a complete file. Memory of a device goes through the host's,
 /// one tensor at a time, while the host waits. Only one training may write a file at a time. The caller
@@ -167,7 +170,7 @@ class Checkpoint {
         "optimizer, or both"
     );
     static_assert(
-        UpdateRule<Rule> || !has_optimizer,
+        UpdateRule<Rule> || detail::keeps_state_with_shard<Rule> || !has_optimizer,
         "Checkpoint: an engine's optimizer keeps its state itself; save and load it on the owner of each "
         "parameter, which owner_of() names"
     );
@@ -398,7 +401,7 @@ private:
         std::size_t writers
     ) const {
         std::vector<detail::ModelLayout::Names> names;
-        for (Rule const& rule : rules) {
+        for (auto const& rule : rules) {
             names.emplace_back(rule.state_names());
         }
         return {name, zero_.groups(), names, std::move(kept), writers};
@@ -578,7 +581,7 @@ private:
         std::optional<detail::StoredFile> file;
         std::optional<detail::ModelLayout> layout;
         detail::TrainingState state;
-        std::vector<Rule> rules;
+        std::vector<detail::SettingsOf<Rule>> rules;
         detail::SavedModel model;
         std::vector<std::uint64_t> counts; // of the reduction
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
@@ -715,14 +718,14 @@ private:
         return counts;
     }
 
-    [[nodiscard]] std::vector<Rule>
-    rules_of(std::string const& name, detail::TrainingState const& state) const {
+    [[nodiscard]] std::vector<detail::SettingsOf<Rule>>
+    rules_of(std::string const& name, detail::TrainingState const& state) {
         if (state.rule != detail::class_name<Rule>()) {
             detail::refuse_file(
                 name, "its rule is ", state.rule, ", but expected is ", detail::class_name<Rule>()
             );
         }
-        std::vector<Rule> rules{zero_.rules().begin(), zero_.rules().end()};
+        std::vector<detail::SettingsOf<Rule>> rules = zero_.settings();
         if (state.rules.size() != rules.size()) {
             detail::refuse_file(
                 name,

@@ -99,6 +99,17 @@ template <class T>
     }
 }
 
+/// A tensor over memory that ends elsewhere.
+[[nodiscard]] inline at::Tensor tensor_over(AnyView const& view, at::TensorOptions const& options) {
+    std::vector<std::int64_t> const extents{view.extents().begin(), view.extents().end()};
+    std::vector<std::int64_t> const strides{view.strides().begin(), view.strides().end()};
+    return at::for_blob(view.data(), extents)
+        .strides(strides)
+        .options(options.requires_grad(false))
+        .target_device(options.device()) // else it is looked up from the address
+        .make_tensor();
+}
+
 } // namespace detail
 
 template <>
@@ -134,13 +145,7 @@ struct parameter_traits<at::Tensor> {
     }
     static bool requires_grad(at::Tensor const& p) { return p.requires_grad(); }
     static void set_grad(at::Tensor& p, AnyView const& view) {
-        std::vector<std::int64_t> const extents{view.extents().begin(), view.extents().end()};
-        std::vector<std::int64_t> const strides{view.strides().begin(), view.strides().end()};
-        p.mutable_grad() = at::for_blob(view.data(), extents)
-                               .strides(strides)
-                               .options(p.options().requires_grad(false))
-                               .target_device(p.device()) // else it is looked up from the address
-                               .make_tensor();
+        p.mutable_grad() = detail::tensor_over(view, p.options());
     }
     static void release_grad(at::Tensor& p) { p.mutable_grad().reset(); }
 };

@@ -7,6 +7,8 @@
 #include <span>
 #include <string_view>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -19,6 +21,9 @@ struct WholeParameter {
     AnyView value;
     AnyView gradient;   ///< averaged over ranks; it has the value's dtype and extents
     std::uint64_t step; ///< of this parameter, counted from 1
+    /// The arrays of the optimizer's state_names(), with the value's dtype and extents: zeros before the first
+    /// step, then what the optimizer wrote, or what a Checkpoint has read.
+    std::vector<AnyView> state = {};
 };
 
 namespace detail {
@@ -26,6 +31,14 @@ namespace detail {
 template <class O>
 concept has_step =
     requires(O& optimizer, WholeParameter const& parameter) { optimizer.step(parameter); };
+template <class O>
+concept steps_all_at_once = requires(O& optimizer, std::span<WholeParameter const> parameters) {
+    optimizer.step(parameters);
+};
+template <class O>
+concept takes_parameters = requires(O& optimizer, std::span<WholeParameter const> parameters) {
+    optimizer.take(parameters);
+};
 template <class O>
 concept has_settings = requires(O& optimizer) {
     { optimizer.settings() };
@@ -50,18 +63,27 @@ concept has_settings_without_address = requires(O& optimizer) {
 /// |-----------------------------|--------|-----------------------------------------------------------------|
 /// | `optimizer.step(parameter)` |        | steps a WholeParameter; called on its owner, in the same order  |
 /// |                             |        | in every step                                                   |
+/// | `optimizer.step(span)`      |        | in its place: steps all of a `std::span<WholeParameter const>`  |
+/// |                             |        | at once, before any value is sent; not with step_in_backward    |
 /// | `optimizer.settings()`      | `S&`   | learning rate and other settings that change between steps;     |
 /// |                             |        | joined owners get those of the lowest active rank. `S` is       |
 /// |                             |        | trivially copyable and has no pointer, reference, std::span or   |
 /// |                             |        | std::string_view: addresses are not valid on another rank       |
+/// | `optimizer.apply_settings()` |       | optional; settings() has got those of another rank or of a file |
+/// | `optimizer.take(span)`      |        | optional; called once with what this rank steps, values alone,  |
+/// |                             |        | before ranks compare settings                                   |
+/// | `constant.state_names()`    | `std::span<std::string_view const>` | optional; names the arrays of      |
+/// |                             |        | WholeParameter::state, so that a Checkpoint takes the optimizer.|
+/// |                             |        | `S` then has state_names() and agree_on(list), too              |
 /// | `constant.check()`          |        | optional; throws ContractViolation if the settings are invalid  |
 /// | `constant.agree_on(list)`   |        | optional; adds its settings to an AgreementList, for ranks to   |
 /// |                             |        | compare                                                         |
 ///
 /// O is movable and not an UpdateRule.
 template <class O>
-concept LocalOptimizer = std::movable<O> && !UpdateRule<O> && detail::has_step<O> &&
-                         detail::has_settings<O> && detail::has_settings_without_address<O>;
+concept LocalOptimizer =
+    std::movable<O> && !UpdateRule<O> && (detail::has_step<O> || detail::steps_all_at_once<O>) &&
+    detail::has_settings<O> && detail::has_settings_without_address<O>;
 
 /// Says in one sentence why a class is not a LocalOptimizer.
 template <class O>
@@ -71,7 +93,7 @@ consteval bool models_local_optimizer() {
         "LocalOptimizer: the optimizer has to be movable, because groups are kept in a list"
     );
     static_assert(
-        detail::has_step<O>,
+        detail::has_step<O> || detail::steps_all_at_once<O>,
         "LocalOptimizer: expected a member 'void step(joinable::WholeParameter const& parameter)'"
     );
     static_assert(
@@ -93,7 +115,7 @@ namespace detail {
 /// it means to model.
 template <class R>
 consteval bool steps_shards() {
-    constexpr bool is_local = has_step<R> || has_settings<R>;
+    constexpr bool is_local = has_step<R> || steps_all_at_once<R> || has_settings<R>;
     constexpr bool is_rule = has_state_names<R> || has_update<R>;
     static_assert(
         is_local || is_rule,
@@ -118,17 +140,30 @@ auto& settings_of(R& rule) {
         return rule;
     }
 }
+template <class R>
+using SettingsOf = std::remove_cvref_t<decltype(settings_of(std::declval<R&>()))>;
+/// After those of another rank or of a file were written there.
+template <class R>
+void apply_settings_of(R& rule) {
+    if constexpr (requires { rule.apply_settings(); }) {
+        rule.apply_settings();
+    }
+}
 
-/// The names of the state that a rule keeps with the shard. An engine's optimizer keeps its own
+/// The names of the state that a rule, or its settings, keep with the shard. An engine's optimizer may keep its own
 /// state.
 template <class R>
 std::span<std::string_view const> state_names_of(R const& rule) {
-    if constexpr (LocalOptimizer<R>) {
-        return {};
-    } else {
+    if constexpr (has_state_names<R>) {
         return rule.state_names();
+    } else {
+        return {};
     }
 }
+/// Whether a file can have what an engine's optimizer keeps.
+template <class R>
+concept keeps_state_with_shard =
+    LocalOptimizer<R> && has_state_names<R> && has_state_names<SettingsOf<R>>;
 
 } // namespace detail
 

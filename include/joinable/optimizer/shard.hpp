@@ -48,7 +48,7 @@ public:
 
     /// The same shard with zeroed state, for a rule with another number of state arrays.
     [[nodiscard]] OptimizerShard with_state(std::size_t names) const {
-        return {bucket_, rank_, names, true, sharding_, *device_};
+        return {bucket_, rank_, names, has_masters_, sharding_, *device_};
     }
 
     [[nodiscard]] Device& device() const noexcept { return *device_; }
@@ -172,6 +172,19 @@ public:
         std::size_t shift
     ) const {
         device_->finish();
+        for_each_whole(parameters, stepped, steps, shift, [&](WholeParameter const& parameter) {
+            optimizer.step(parameter);
+        });
+    }
+    /// Calls f(WholeParameter) for each that it steps, and counts the step.
+    template <class F>
+    void for_each_whole(
+        ParameterList const& parameters,
+        detail::SteppedGradients& stepped,
+        std::vector<std::uint64_t>& steps,
+        std::size_t shift,
+        F const& f
+    ) const {
         for (ShardPiece const& piece : kept()) {
             std::size_t const i = piece.parameter;
             AnyView const value = parameters[i].value();
@@ -179,7 +192,12 @@ public:
                 reduces() ? place_of(value, gradient_at(piece)) : stepped.of(parameters, i);
             if (gradient) {
                 check_gradient_of(parameters, i, value, gradient);
-                optimizer.step(WholeParameter{shift + i, value, gradient, ++steps[i]});
+                WholeParameter whole{shift + i, value, gradient, ++steps[i], {}};
+                for (std::size_t k = 0; k < state_.names(); ++k) {
+                    std::byte* const array = state_.array(k, place_of_state(piece));
+                    whole.state.push_back(place_of(value, array));
+                }
+                f(std::move(whole));
             }
         }
     }
@@ -281,6 +299,7 @@ private:
 
     ShardBucket bucket_;
     int rank_;
+    bool has_masters_; ///< of values of 16 bits
     Sharding sharding_;
     Device* device_;
     std::size_t first_ = 0; ///< index of this rank's first piece

@@ -2,13 +2,17 @@
 // Optimizers of an engine, which see whole parameters. The oracles: a serial run, and closed forms.
 #include <joinable/optimizer/local_optimizer.hpp>
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -57,6 +61,9 @@ public:
     void step(std::size_t index, Numbers& values, Numbers const& gradients) {
         Numbers& momentum = momenta_[index];
         momentum.resize(values.size());
+        step(momentum, values, gradients);
+    }
+    void step(Numbers& momentum, Numbers& values, Numbers const& gradients) const {
         double of_values = 0;
         double of_momentum = 0;
         for (std::size_t k = 0; k < values.size(); ++k) {
@@ -75,6 +82,56 @@ private:
     std::unique_ptr<Settings> settings_ = std::make_unique<Settings>();
     std::map<std::size_t, Numbers> momenta_;
     std::map<std::size_t, std::uint64_t> steps_;
+};
+
+/// The same with its state in the shards, which steps all that it was given at once.
+class TrustingMomentumAtOnce {
+public:
+    struct Rate {
+        double learning_rate = 0.125;
+        static std::span<std::string_view const> state_names() {
+            static constexpr std::array<std::string_view, 1> names{"momentum"};
+            return names;
+        }
+        void agree_on(joinable::AgreementList& list) const {
+            list.add("learning_rate", learning_rate);
+        }
+    };
+    Rate& settings() { return rate_; }
+    void apply_settings() { applied_ = rate_.learning_rate; }
+    static std::span<std::string_view const> state_names() { return Rate::state_names(); }
+    void agree_on(joinable::AgreementList& list) const { rate_.agree_on(list); }
+    void take(std::span<WholeParameter const> own) {
+        for (WholeParameter const& parameter : own) {
+            CHECK((parameter.value && !parameter.gradient));
+            own_.push_back(parameter.index);
+        }
+    }
+    void step(std::span<WholeParameter const> parameters) {
+        TrustingMomentum serial;
+        serial.settings().learning_rate = rate_.learning_rate;
+        ++steps_;
+        CHECK(parameters.size() == own_.size());
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            WholeParameter const& one = parameters[i];
+            CHECK((one.index == own_[i] && one.step == steps_));
+            Numbers values = read(one.value);
+            Numbers momentum = read(one.state.at(0));
+            serial.step(momentum, values, read(one.gradient));
+            write(one.value, values);
+            write(one.state[0], momentum);
+        }
+    }
+    [[nodiscard]] std::size_t size() const { return own_.size(); }
+    [[nodiscard]] std::uint64_t steps() const { return steps_; }
+    /// The rate of the last settings of another rank.
+    [[nodiscard]] double applied() const { return applied_; }
+
+private:
+    Rate rate_;
+    std::vector<std::size_t> own_;
+    std::uint64_t steps_ = 0;
+    double applied_ = 0;
 };
 
 double gradient_of(int rank, int round, std::size_t i, std::size_t k) {
@@ -138,7 +195,9 @@ void pass(std::vector<P>& params, int rank, int round) {
     }
 }
 
-TEST_CASE("an engine's optimizer steps whole parameters on their owners, joined ones too") {
+template <class Optimizer>
+void check_steps_on_owners() {
+    constexpr bool at_once = std::is_same_v<Optimizer, TrustingMomentumAtOnce>;
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         auto const expected = serial(comm.size());
         for (bool const reduces : {false, true}) {
@@ -146,7 +205,7 @@ TEST_CASE("an engine's optimizer steps whole parameters on their owners, joined 
                 std::vector<Param<double>> params = make();
                 DistributedDataParallel ddp{comm, params};
                 ZeroOptions const options{.bucket_cap_bytes = cap, .reduces_gradients = reduces};
-                ZeroRedundancyOptimizer zero{comm, params, TrustingMomentum{}, options};
+                ZeroRedundancyOptimizer zero{comm, params, Optimizer{}, options};
                 auto const train = [&](auto& guard) {
                     for (int round = 0; round < inputs_of(comm.rank()); ++round) {
                         zero.rule().settings().learning_rate =
@@ -174,20 +233,37 @@ TEST_CASE("an engine's optimizer steps whole parameters on their owners, joined 
                     train(guard);
                 }
                 std::size_t owned = 0;
+                std::size_t elements = 0;
                 for (std::size_t i = 0; i < params.size(); ++i) {
-                    owned += params[i].requires_grad && zero.owner_of(i) == comm.rank() ? 1U : 0U;
+                    bool const is_owner =
+                        params[i].requires_grad && zero.owner_of(i) == comm.rank();
+                    owned += is_owner ? 1U : 0U;
+                    elements += is_owner ? params[i].value.size() : 0U;
                     for (std::size_t k = 0; k < params[i].value.size(); ++k) {
                         CHECK(std::abs(params[i].value[k] - expected[i][k]) < 1e-12);
                     }
                 }
                 CHECK(zero.rule().size() == owned); // nobody else has the state
-                CHECK(zero.state_bytes() == 0);
+                CHECK(zero.state_bytes() == (at_once ? elements * sizeof(double) : 0U));
+                if constexpr (at_once) {
+                    int const rounds = inputs_of(comm.size() - 1);
+                    CHECK(zero.rule().steps() == static_cast<std::uint64_t>(rounds));
+                    bool const has_joined = inputs_of(comm.rank()) != rounds;
+                    CHECK((!has_joined || zero.rule().applied() == rate_of(rounds - 1)));
+                }
             }
         }
     });
 }
+TEST_CASE("an engine's optimizer steps whole parameters on their owners, joined ones too") {
+    check_steps_on_owners<TrustingMomentum>();
+}
+TEST_CASE("an engine's optimizer steps all that its rank owns at once, by state in the shards") {
+    check_steps_on_owners<TrustingMomentumAtOnce>();
+}
 
-TEST_CASE("an engine's optimizer steps whole parameters in each sharding, on joined owners too") {
+template <class Optimizer>
+void check_each_sharding() {
     using Weights =
         CopyingParamOf<double>; // has room for a gradient, also while its value is released
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
@@ -198,7 +274,7 @@ TEST_CASE("an engine's optimizer steps whole parameters in each sharding, on joi
             ShardedDataParallel sharded{
                 comm,
                 params,
-                TrustingMomentum{},
+                Optimizer{},
                 ShardedOptions{.sharding = sharding, .bucket_cap_bytes = 24}
             };
             {
@@ -233,6 +309,12 @@ TEST_CASE("an engine's optimizer steps whole parameters in each sharding, on joi
             CHECK(sharded.rule().size() == owned);
         }
     });
+}
+TEST_CASE("an engine's optimizer steps whole parameters in each sharding, on joined owners too") {
+    check_each_sharding<TrustingMomentum>();
+}
+TEST_CASE("an engine's optimizer steps all that its rank owns at once in each sharding") {
+    check_each_sharding<TrustingMomentumAtOnce>();
 }
 
 /// Indices, in the order of calls.
@@ -314,6 +396,18 @@ TEST_CASE("what an engine's optimizer cannot do is refused in a sentence") {
             }) ==
             "an engine's optimizer steps whole parameters, but Partition::flat deals out parts of "
             "them; use Partition::by_parameters"
+        );
+        CHECK(
+            refusal([&] {
+                ShardedDataParallel{
+                    comm,
+                    params,
+                    TrustingMomentumAtOnce{},
+                    ShardedOptions{.sharding = Sharding::gradients, .step_in_backward = true}
+                };
+            }) ==
+            "step_in_backward steps a bucket as soon as its averages arrive, but this optimizer steps all "
+            "parameters at once; leave it out"
         );
         CHECK(refusal([&] {
                   ZeroRedundancyOptimizer{comm, params, Listing{{-1.0}, {}}};

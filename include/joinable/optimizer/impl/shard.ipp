@@ -21,7 +21,8 @@ JOINABLE_DEFINITION OptimizerShard::OptimizerShard(
     Sharding sharding,
     Device& device
 )
-    : bucket_{std::move(bucket)}, rank_{rank}, sharding_{sharding}, device_{&device},
+    : bucket_{std::move(bucket)}, rank_{rank}, has_masters_{has_masters}, sharding_{sharding},
+      device_{&device},
       state_{
           bucket_.dtype,
           kept_count(static_cast<std::size_t>(rank)),

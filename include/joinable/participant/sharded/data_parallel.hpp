@@ -316,6 +316,12 @@ private:
         if (!options.step_in_backward) {
             return;
         }
+        if (detail::steps_all_at_once<Rule>) {
+            throw ContractViolation{
+                "step_in_backward steps a bucket as soon as its averages arrive, but this optimizer steps all "
+                "parameters at once; leave it out"
+            };
+        }
         if (options.before_step) {
             throw ContractViolation{
                 "step_in_backward steps a bucket before the gradients of others are there, but before_step is "
@@ -412,9 +418,11 @@ private:
         detail::StepShard step;
         std::function<void(Round const&)> begin;
         if (steps_in_backward_) {
-            step = [this](std::size_t k, detail::OptimizerShard const& s) {
-                this->step_shard(k, s);
-            };
+            if constexpr (!detail::steps_all_at_once<Rule>) { // else it was refused
+                step = [this](std::size_t k, detail::OptimizerShard const& s) {
+                    this->step_shard(k, s);
+                };
+            }
             begin = [this](Round const& round) { this->begin_step(round); };
         }
         auto gradients = std::make_unique<detail::GradientsForOwners>(

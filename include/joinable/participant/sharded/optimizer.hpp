@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -155,6 +156,14 @@ public:
     [[nodiscard]] std::vector<detail::ShardGroup> const& groups() const noexcept { return groups_; }
     /// The settings of all groups. Local.
     [[nodiscard]] std::deque<Rule> const& rules() const noexcept { return rules_; }
+    /// Copies of what changes between steps, of all groups: UpdateRules, or what settings() refers to. Local.
+    [[nodiscard]] std::vector<detail::SettingsOf<Rule>> settings() {
+        std::vector<detail::SettingsOf<Rule>> all;
+        for (Rule& rule : rules_) {
+            all.push_back(detail::settings_of(rule));
+        }
+        return all;
+    }
     /// Reads masters again from values that were written in place, for Checkpoint: of parameters for
     /// which `loads(group, i)`. Local.
     template <class Loads>
@@ -172,7 +181,7 @@ public:
     /// of states. Local.
     /// @throws ContractViolation  there is not one rule for each group and one count for each
     ///         parameter; nothing was changed.
-    void resume(std::vector<Rule> rules, std::span<std::uint64_t const> steps) {
+    void resume(std::vector<detail::SettingsOf<Rule>> rules, std::span<std::uint64_t const> steps) {
         if (rules.size() != groups_.size() || steps.size() != parameter_count()) {
             throw ContractViolation{detail::concat(
                 "resume() takes a rule for each of ",
@@ -198,7 +207,10 @@ public:
             auto const own = steps.subspan(group.first, group.steps.size());
             std::copy(own.begin(), own.end(), group.steps.begin());
         }
-        std::move(rules.begin(), rules.end(), rules_.begin());
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            detail::settings_of(rules_[k]) = std::move(rules[k]);
+            detail::apply_settings_of(rules_[k]);
+        }
     }
 
     /// Ranks that have joined take the settings that the lowest active rank has now, for Checkpoint.
@@ -321,7 +333,13 @@ protected:
         Group group;
         ParameterList kept;
         auto const prepare = [&] {
-            group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
+            if constexpr (std::is_invocable_r_v<
+                              ParameterList,
+                              Parameters>) { // what it throws is told
+                group.parameters = std::forward<Parameters>(parameters)();
+            } else {
+                group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
+            }
             compare(compared);
             plan(group, rule, choices, loads, compared);
             if (shards_values() || options_.parameters_as_bucket_view) {
@@ -397,9 +415,14 @@ protected:
     }
     void finish_step() {
         if (!options_.before_step || before_step_(options_.before_step, groups_, words())) {
-            step_and_exchange([this](std::size_t k, detail::OptimizerShard const& s) {
-                step_shard(k, s);
-            });
+            if constexpr (detail::steps_all_at_once<Rule>) {
+                step_all_at_once();
+                finish_stepped();
+            } else {
+                step_and_exchange([this](std::size_t k, detail::OptimizerShard const& s) {
+                    step_shard(k, s);
+                });
+            }
         }
     }
     /// Replaces finish_step() if each shard has been stepped.
@@ -407,7 +430,9 @@ protected:
         step_and_exchange([](std::size_t, detail::OptimizerShard const&) {});
     }
     /// Steps what this rank owns of a shard of group `k` whose gradients are reduced. Local.
-    void step_shard(std::size_t k, detail::OptimizerShard const& shard) {
+    void step_shard(std::size_t k, detail::OptimizerShard const& shard)
+        requires(!detail::steps_all_at_once<Rule>)
+    {
         Group& group = groups_[k];
         if constexpr (LocalOptimizer<Rule>) {
             shard.step_whole(
@@ -427,6 +452,40 @@ private:
         );
     }
 
+    void step_all_at_once() {
+        device().finish();
+        std::vector<WholeParameter> all;
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            Group& group = groups_[k];
+            all.clear();
+            for (detail::OptimizerShard const& shard : group.shards) {
+                shard.for_each_whole(
+                    group.parameters,
+                    group.gradients,
+                    group.steps,
+                    group.first,
+                    [&](WholeParameter&& parameter) { all.push_back(std::move(parameter)); }
+                );
+            }
+            rules_[k].step(std::span<WholeParameter const>{all});
+        }
+    }
+    /// Gives an engine's optimizer what this rank steps; only then its settings are known.
+    static void hand_over(Group& group, Rule& rule) {
+        std::vector<WholeParameter> own;
+        for (detail::OptimizerShard const& shard : group.shards) {
+            for (detail::ShardPiece const& piece : shard.kept()) {
+                std::size_t const i = piece.parameter;
+                own.push_back({group.first + i, group.parameters[i].value(), {}, 0, {}});
+            }
+        }
+        rule.take(std::span<WholeParameter const>{own});
+        detail::check_rule(rule);
+        for (detail::OptimizerShard& shard : group.shards) {
+            shard = shard.with_state(detail::state_names_of(rule).size());
+        }
+    }
+
     [[nodiscard]] Device& device() noexcept { return detail::device_of(comm_); }
     [[nodiscard]] bool shards_values() const noexcept { return sharding_ == Sharding::parameters; }
     /// Whether the step sends the values that owners have stepped to the other ranks.
@@ -442,7 +501,7 @@ private:
     /// Local; a failure here becomes a failure on all ranks.
     void plan(
         Group& group,
-        Rule const& rule,
+        Rule& rule,
         detail::ShardChoices const& choices,
         std::vector<std::size_t>& loads,
         AgreementList& compared
@@ -450,7 +509,15 @@ private:
         detail::check_group<Rule>(
             group.parameters, rule, choices, groups_, options_, sharding_, device(), comm_.size()
         );
-        detail::check_rule(rule);
+        group.first = parameter_count();
+        loads = loads_;
+        if constexpr (!detail::takes_parameters<Rule>) {
+            detail::check_rule(rule);
+        }
+        detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
+        if constexpr (detail::takes_parameters<Rule>) {
+            hand_over(group, rule);
+        }
         if constexpr (!detail::reduces_host_memory<Comm> && UpdateRule<Rule>) {
             detail::check_kernels(rule, device());
         }
@@ -461,11 +528,8 @@ private:
         detail::agree_on_rule(compared, rule);
         compared.begin_section("models differ: ");
         static_cast<void>(detail::agree_on(compared, group.parameters));
-        group.first = parameter_count();
         group.steps.resize(group.parameters.size());
         group.gradients.reserve(detail::reduces_to_owners(sharding_) ? 0 : group.parameters.size());
-        loads = loads_;
-        detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
         make_arenas(group);
         groups_.reserve(groups_.size() + 1);
     }

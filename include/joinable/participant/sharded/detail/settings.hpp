@@ -101,6 +101,9 @@ public:
         pass([&](std::byte* object, std::byte* at, std::size_t n) {
             copy_bytes(object, at, is_source ? 0 : n);
         });
+        for (Rule& rule : rules) {
+            apply_settings_of(rule);
+        }
     }
 
     /// Notes the settings of the step that is about to be made in the guard of `state`, if there is
@@ -135,7 +138,7 @@ public:
     }
 
 private:
-    using Settings = std::remove_cvref_t<decltype(settings_of(std::declval<Rule&>()))>;
+    using Settings = SettingsOf<Rule>;
 
     [[nodiscard]] static std::size_t words_of(std::size_t bytes) noexcept {
         return (bytes + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t);

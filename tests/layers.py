@@ -79,7 +79,7 @@ PARTS = {
     "sharded training": {"optimizer", "optimizer/cuda", "participant/sharded", "checkpoint"},
     "extras": {"bucket/compression", "trace", "interop"},
 }
-FOR_ENGINES = {"agreement/staged_collectives.hpp"} # which the header of an engine with a device includes
+FOR_ENGINES = {"agreement/staged_collectives.hpp", "participant/refresh.hpp"} # which headers of engines include
 INNER = {"reduction", *(room for room in ROOMS if room.startswith(f"{MEMORY}/"))}
 TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/mpi", "communicator/gloo", "communicator/nccl"}
 BELOW = {("communicator/nccl", MEMORY), ("communicator/gloo", "communicator/tcp")}

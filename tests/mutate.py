@@ -1206,6 +1206,36 @@ MUTATIONS = [
         "participant/listed_model.test.cpp", "with find_unused a parameter*",
     ),
     Mutation(
+        "refresh-drops-an-open-window", "participant/refresh.hpp",
+        "if (!model.window().window().is_empty() && ", "if (false && ",
+        "participant/refresh.test.cpp", "an open window is refused*",
+    ),
+    Mutation(
+        "refresh-sends-no-newly-trained-value", "participant/detail/relisted.hpp",
+        "is_alike && (listed.requires_grad || !now[i].requires_grad());", "is_alike;",
+        "participant/refresh.test.cpp", "values of newly trained*",
+    ),
+    Mutation(
+        "ranks-refresh-from-different-lists", "participant/refresh.hpp",
+        "relisted.agree_on(compared, list);", ";",
+        "participant/refresh.test.cpp", "ranks that know the same list*",
+    ),
+    Mutation(
+        "a-refused-refresh-leaves-another-model", "participant/refresh.hpp",
+        "former.return_to(model);", ";",
+        "participant/refresh.test.cpp", "ranks that list different models*",
+    ),
+    Mutation(
+        "refresh-leaves-residuals-where-they-were", "participant/refresh.hpp",
+        "return relisted.was(i);", "return std::optional{i};",
+        "participant/refreshed_state.test.cpp", "the residuals of a reduction*",
+    ),
+    Mutation(
+        "residuals-of-frozen-parameters-come-back", "bucket/compression/detail/feedback.hpp",
+        "keep_parameters(residuals_, parts);", ";",
+        "participant/refreshed_state.test.cpp", "the residuals of a reduction*",
+    ),
+    Mutation(
         "ranks-step-by-other-settings", "participant/sharded/detail/settings.hpp",
         "session->note_settings(list_of_used_, hash_of_used_);", "",
         "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
@@ -3197,12 +3227,12 @@ MUTATIONS = [
     ),
     Mutation(
         "gradients-stay-in-memory-that-ends", "bucket/impl/gradients.ipp",
-        "if (parameters_[i].can_release_grad() && is_ours) {", "if (false) {",
+        "if (parameters_[i].can_release_grad() && holds(i)) {", "if (false) {",
         "participant/without_pass.test.cpp", "gradients that lie in buckets*",
     ),
     Mutation(
         "gradients-of-the-engine-end-with-the-model", "bucket/impl/gradients.ipp",
-        "if (parameters_[i].can_release_grad() && is_ours) {",
+        "if (parameters_[i].can_release_grad() && holds(i)) {",
         "if (parameters_[i].can_release_grad()) {",
         "participant/without_pass.test.cpp", "gradients that lie in buckets*",
     ),

@@ -995,6 +995,18 @@ template <class T>
     return list[parameter];
 }
 
+/// Drops the elements for parameters that have no part any more.
+template <class T>
+void keep_parameters(std::vector<T>& list, BucketParts parts) {
+    std::vector<T> kept(list.size());
+    for (BucketPart const& part : parts) {
+        if (part.parameter < list.size()) {
+            kept[part.parameter] = std::move(list[part.parameter]);
+        }
+    }
+    list = std::move(kept);
+}
+
 /// Memory that every run has to itself, because a bucket may travel in several runs.
 class RunMemory {
 public:
@@ -1033,8 +1045,9 @@ private:
 /// number for each element, in the units of the average. Local.
 class Feedback {
 public:
-    /// Keeps the residuals of parameters that it has. All memory is the device's.
+    /// Keeps the residuals of parameters that it has, and drops those of others. All memory is the device's.
     void prepare(Device& device, BucketParts parts) {
+        keep_parameters(residuals_, parts);
         device_ = &device;
         auto const make = [&](std::size_t bytes) {
             return device.allocate(bytes, Arena::default_alignment);
@@ -1742,6 +1755,7 @@ struct PowerSgd {
         device = &detail::computing_device(comm, name);
         require_settings();
         feedback.prepare(*device, parts);
+        detail::keep_parameters(factors, parts);
         for (BucketPart const& part : parts) {
             prepare_factors(part);
         }

@@ -4973,6 +4973,7 @@ public:
     ///                            its elements share memory.
     std::vector<AnyView> const& views();
 
+    [[nodiscard]] TensorList const& tensors() const noexcept { return tensors_; }
     /// Appends the tensors of another object. Local.
     void append(FixedTensors const& more);
 
@@ -7866,6 +7867,7 @@ public:
         device.finish();
     }
 
+    [[nodiscard]] TensorList const& tensors() const noexcept { return tensors_.tensors(); }
     /// See FixedTensors::views.
     std::vector<AnyView> const& current_views() { return tensors_.views(); }
 
@@ -9236,6 +9238,8 @@ public:
 
     /// Moves gradients into the buckets, if they are to be views.
     virtual void take() {}
+    /// Whether a gradient lives in them.
+    [[nodiscard]] virtual bool hold_any() { return false; }
     /// Whether the last iteration copied gradients into buckets that could be views of them.
     [[nodiscard]] virtual bool copies_without_need() const { return false; }
     /// The sum reads gradients that `is_in_reach(memory)` of all ranks where they lie, and writes the averages there.
@@ -9359,8 +9363,7 @@ public:
     ~BucketGradients() override {
         for (std::size_t const i : trained_) {
             try {
-                bool const is_ours = travels_as_rows(i) ? sparse_.is_resident(i) : is_resident(i);
-                if (parameters_[i].can_release_grad() && is_ours) {
+                if (parameters_[i].can_release_grad() && holds(i)) {
                     parameters_[i].release_grad();
                 }
             } catch (...) { // NOLINT(bugprone-empty-catch): nobody may read what ends
@@ -9396,6 +9399,11 @@ public:
             }
         }
         device().finish();
+    }
+    [[nodiscard]] bool hold_any() override {
+        return std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
+            return holds(i);
+        });
     }
     void for_each_arena(std::function<void(Arena const&)> const& f) const override {
         layout_.for_each_arena(f);
@@ -9697,7 +9705,11 @@ private:
     [[nodiscard]] bool leaves_untouched() const noexcept {
         return WithoutPass{.has_joined = has_joined_, .joined = joined_}.is_untouched();
     }
-    /// Whether the gradient lives in its bucket.
+    /// Whether the gradient lives here.
+    [[nodiscard]] bool holds(std::size_t i) {
+        return travels_as_rows(i) ? sparse_.is_resident(i) : is_resident(i);
+    }
+    /// Whether it lives in its bucket.
     [[nodiscard]] bool is_resident(std::size_t i) const {
         AnyView const gradient = parameters_[i].grad();
         return places_[i] != nullptr &&
@@ -10416,11 +10428,11 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
             is_frozen_now && graph_
                 ? "parameters that were in the first iteration are frozen now, but with static_graph all "
                   "iterations use the same parameters; turn it off and find_unused on, or freeze parameters "
-                  "before the model's participant is made"
+                  "before the model's participant is made, or call its refresh()"
             : is_frozen_now
                 ? "parameters that were trained when they were listed are frozen now, so not all gradients became "
                   "ready; turn the option find_unused on, or freeze parameters before the model's participant is "
-                  "made"
+                  "made, or call its refresh()"
             : graph_ ? "parameters are not used, but were in the first iteration: with "
                        "static_graph all iterations use the same parameters; turn it off and "
                        "find_unused on"
@@ -10548,7 +10560,7 @@ public:
     )
         : Reducer{
               comm,
-              std::move(reduction),
+              std::make_shared<Reduction>(std::move(reduction)),
               detail::gradients_in_buckets(
                   std::move(parameters),
                   options,
@@ -10561,11 +10573,11 @@ public:
           } {
         take_gradients();
     }
-    /// For participants, which may keep the gradients elsewhere, and whose next reducer of more parameters tells
-    /// the same timeline.
+    /// For participants, which may keep the gradients elsewhere, and whose next reducer of other parameters goes on
+    /// with the same reduction and timeline.
     Reducer(
         Comm& comm,
-        Reduction reduction,
+        std::shared_ptr<Reduction> reduction,
         std::unique_ptr<detail::Gradients> gradients,
         BucketOptions const& options,
         std::shared_ptr<Times> timeline = std::make_shared<Times>()
@@ -10574,7 +10586,7 @@ public:
           gradients_{std::move(gradients)}, sparse_{sends ? gradients_->sparse() : nullptr},
           iteration_{*gradients_, options}, is_rebuild_due_{detail::rebuilds(options) && sends},
           timeline_{std::move(timeline)}, words_{&own_words_}, own_words_{comm} {
-        if (sparse_ != nullptr && !(AllGathers<Comm> && reduction_.delivers)) {
+        if (sparse_ != nullptr && !(AllGathers<Comm> && reduction_->delivers)) {
             throw ContractViolation{detail::concat(
                 detail::describe_parameter(parameters(), sparse_->parameters().front()),
                 " has sparse gradients, but ",
@@ -10586,7 +10598,7 @@ public:
         order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
         fit_to_buckets();
         if constexpr (sums_in_place) {
-            if (scales(comm_, reduction_)) {
+            if (scales(comm_, *reduction_)) {
                 gradients_->leave_in_place({&comm, [](void const* asked, ConstBuffer memory) {
                                                 return static_cast<Comm const*>(asked)->is_in_reach(
                                                     memory
@@ -10653,7 +10665,18 @@ public:
     [[nodiscard]] bool copies_without_need() const {
         return launched_ != 0 && gradients_->copies_without_need();
     }
-    [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
+    [[nodiscard]] Reduction& reduction() noexcept { return *reduction_; }
+    [[nodiscard]] std::shared_ptr<Reduction> const& shared_reduction() const noexcept {
+        return reduction_;
+    }
+    /// Prepares the reduction for these buckets, again if another reducer had it. Local.
+    void prepare_reduction() {
+        if constexpr (detail::prepares_runs<Reduction, Comm>) {
+            reduction_->prepare(comm_, parts_.all());
+        }
+    }
+    /// Whether gradients live in the buckets. Local.
+    [[nodiscard]] bool holds_gradients() { return gradients_->hold_any(); }
     [[nodiscard]] Times& timeline() noexcept { return *timeline_; }
     [[nodiscard]] std::shared_ptr<Times> const& shared_timeline() const noexcept {
         return timeline_;
@@ -10670,7 +10693,7 @@ public:
     /// @throws ContractViolation  gradients have f16, the sum multiplies by the factor and rounds it
     ///         (ScalesSums), and f16 cannot hold it. Nothing was changed.
     void check_factor(double factor) {
-        if (detail::rounds_factors<Comm>() && scales(comm_, reduction_)) {
+        if (detail::rounds_factors<Comm>() && scales(comm_, *reduction_)) {
             for (Bucket const& bucket : buckets()) {
                 detail::check_rounding(factor, bucket.buffer.dtype);
             }
@@ -10801,8 +10824,8 @@ public:
         gradients_->device().finish();
         iteration_.end();
         words_ = &own_words_;
-        if constexpr (requires { reduction_.end_iteration(); } || requires { &Reduction::end_iteration; }) {
-            reduction_.end_iteration();
+        if constexpr (requires { reduction_->end_iteration(); } || requires { &Reduction::end_iteration; }) {
+            reduction_->end_iteration();
         }
     }
 
@@ -10900,7 +10923,7 @@ private:
     /// The turns of the reduction, if it has some.
     [[nodiscard]] auto& turns() noexcept {
         if constexpr (std::derived_from<Reduction, detail::ReductionTurns>) {
-            return reduction_;
+            return *reduction_;
         } else {
             static detail::ReductionTurns none;
             return none;
@@ -10916,7 +10939,7 @@ private:
     void begin(double factor, int order_source, std::optional<detail::WithoutPass> const& without) {
         contributes_ = factor != 0.0; // else zeros are packed
         // A device may have got its kernels since the last iteration.
-        bool const scales_later = scales(comm_, reduction_) && contributes_;
+        bool const scales_later = scales(comm_, *reduction_) && contributes_;
         iteration_.require_closed();
         turns().begin_iteration();
         gradients_->begin(without && without->has_joined);
@@ -11028,7 +11051,7 @@ private:
                 ranges_[launched_].emplace(timeline_->bucket(index, launched.run.buffer.bytes()))
             );
             static_cast<void>(works_[launched_].emplace(
-                reduction_.start(comm_, launched.run, factor_, contributes_)
+                reduction_->start(comm_, launched.run, factor_, contributes_)
             ));
             ++launched_; // a work that could not start is not waited for
         });
@@ -11047,8 +11070,9 @@ private:
         return run;
     }
 
-    [[nodiscard]] static Reduction checked(Comm& comm, Reduction reduction) {
-        static_cast<void>(scales(comm, reduction));
+    [[nodiscard]] static std::shared_ptr<Reduction>
+    checked(Comm& comm, std::shared_ptr<Reduction> reduction) {
+        static_cast<void>(scales(comm, *reduction));
         return reduction;
     }
     [[nodiscard]] static bool scales(Comm& comm, Reduction const& reduction) {
@@ -11082,7 +11106,7 @@ private:
             for (std::size_t k = finished_; k < launched_; ++k) {
                 works_[k]->wait();
                 static_cast<void>(
-                    works_[k].emplace(reduction_.advance(comm_, launched_runs_[k].run, step))
+                    works_[k].emplace(reduction_->advance(comm_, launched_runs_[k].run, step))
                 );
             }
             has_failed_start_ = false;
@@ -11096,8 +11120,8 @@ private:
         tested_ = (std::max)(tested_, ++finished_); // also where what follows throws
         has_lost_average_ = true;                   // unless this returns
         gradients_->give_back(run.bucket);
-        reduction_.finish(comm_, run);
-        for (std::size_t k = first; reduction_.delivers && k < last; ++k) {
+        reduction_->finish(comm_, run);
+        for (std::size_t k = first; reduction_->delivers && k < last; ++k) {
             gradients_->deliver(buckets()[run.bucket].parameters[k]);
         }
         has_lost_average_ = false;
@@ -11151,14 +11175,12 @@ private:
         ranges_ = std::vector<std::optional<Range>>(runs);
         launched_runs_.resize(runs);
         parts_.list(buckets());
-        if constexpr (detail::prepares_runs<Reduction, Comm>) {
-            reduction_.prepare(comm_, parts_.all());
-        }
+        prepare_reduction();
     }
 
     Comm& comm_;
     detail::HostCollectives<Comm> host_;
-    Reduction reduction_;
+    std::shared_ptr<Reduction> reduction_;
     double factor_ = 1; ///< applied by the reduction
     bool contributes_ = false;
     std::unique_ptr<detail::Gradients> gradients_;
@@ -16926,6 +16948,12 @@ void check_parameters(ParameterList const& list, DeviceId device);
 /// what they are now. Local.
 class ListedModel {
 public:
+    /// A parameter is told from others by this. Its object may be another one later.
+    struct Identity {
+        std::string name;
+        void const* value; ///< for those without a name
+    };
+
     /// With `holds_values` false the engine does not hold the values between passes, so they are not
     /// compared.
     ListedModel(ParameterList parameters, bool holds_values);
@@ -16941,11 +16969,16 @@ public:
         }
     }
 
+    [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
+    [[nodiscard]] std::vector<ParameterState> const& listed() const noexcept { return listed_; }
+    [[nodiscard]] std::vector<Identity> const& identities() const noexcept { return identities_; }
+
 private:
     void require_same(std::size_t i, std::string_view participant) const;
 
     ParameterList parameters_;
     std::vector<ParameterState> listed_;
+    std::vector<Identity> identities_;
 };
 
 /// Compares the values that ranks train, see DataParallelOptions::verify_replicas.
@@ -17120,6 +17153,7 @@ JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool hold
              parameter.requires_grad(),
              parameter.is_complex()}
         );
+        identities_.push_back({std::string{parameter.name()}, value.data()});
     }
 }
 
@@ -17131,7 +17165,8 @@ ListedModel::require_same(std::size_t i, std::string_view participant) const {
     if (!listed.requires_grad && parameters_[i].requires_grad()) {
         throw ContractViolation{
             what + " requires a gradient now, but did not when the " + made +
-            " was made, so it would not be averaged; make the " + made + " after unfreezing"
+            " was made, so it would not be averaged; make the " + made +
+            " after unfreezing, or call refresh()"
         };
     }
     AnyView const value = parameters_[i].value();
@@ -17150,7 +17185,8 @@ ListedModel::require_same(std::size_t i, std::string_view participant) const {
         what + " is " + text(value.dtype(), value.extents(), value.device()) + " now, but was " +
         text(listed.dtype, listed.extents, listed.device) + " when the " + made +
         " was made; make the " + made +
-        (value.extents() == listed.extents ? " after to()" : " after resizing")
+        (value.extents() == listed.extents ? " after to()" : " after resizing") +
+        ", or call refresh()"
     };
 }
 
@@ -17411,18 +17447,25 @@ public:
     }
 
     /// Local. Allocates everything that sync() needs, so that a rank without enough memory can
-    /// report it before the others wait.
-    [[nodiscard]] CoalescedBroadcast plan_sync() {
+    /// report it before the others wait. `is_equal`, if given, tells what ranks have
+    /// already: attached state, the values of parameters for which `is_equal(i)`, and buffers if
+    /// `is_equal(number of parameters)`.
+    [[nodiscard]] CoalescedBroadcast
+    plan_sync(std::function<bool(std::size_t)> const& is_equal = {}) {
         std::vector<AnyView> views;
-        for (AnyParameter const& parameter : parameters_) {
-            views.push_back(parameter.value());
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            if (!is_equal || !is_equal(i)) {
+                views.push_back(parameters_[i].value());
+            }
         }
-        if (options_.broadcast_buffers) {
+        if (options_.broadcast_buffers && (!is_equal || !is_equal(parameters_.size()))) {
             auto const& buffers = buffers_.current_views();
             views.insert(views.end(), buffers.begin(), buffers.end());
         }
-        auto const& state = attached_.views();
-        views.insert(views.end(), state.begin(), state.end());
+        if (!is_equal) {
+            auto const& state = attached_.views();
+            views.insert(views.end(), state.begin(), state.end());
+        }
         TensorList list = tensor_list(std::move(views));
         return CoalescedBroadcast{std::move(list), piece_bytes, "tensor", BufferMemory{comm_}};
     }
@@ -17433,6 +17476,13 @@ public:
     }
 
     [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }
+    [[nodiscard]] BufferList buffers() const { return BufferList{buffers_.tensors()}; }
+    /// Takes what was attached to a model before, and its hook. Local; for ranks to compare.
+    void take_over(ModuleState const& former, AgreementList& compared) {
+        agree_on(compared, former.attached_.tensors(), "state tensor");
+        attached_ = {former.attached_.tensors(), "state tensor", device_of(comm_).id()};
+        hook_ = former.hook_;
+    }
     /// Whether buffers are sent before the forward pass; if not, before the backward pass.
     [[nodiscard]] bool syncs_before_forward() const noexcept {
         return options_.broadcast_buffers && options_.buffer_sync == BufferSync::before_forward;
@@ -18457,6 +18507,15 @@ concept describes_model =
     std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions> ||
     (std::convertible_to<T, Reduction> && BucketReduction<Reduction, Comm>);
 
+/// The refresh() of a participant. Stands for that of <joinable/refresh.hpp>.
+template <class Participant>
+struct Refresh {
+    template <class... Lists>
+    static void run(Participant&, Lists&&...) {
+        static_assert(sizeof...(Lists) > 99, "refresh(): include <joinable/refresh.hpp>");
+    }
+};
+
 /// Checks the communicator before a base class does.
 template <class Comm, class Reduction, class Times>
 struct ParticipantOver {
@@ -18573,6 +18632,26 @@ public:
             "DistributedDataParallel: after the parameters come buffers(ranges...), if the model "
             "has any, then options in braces with the names and the order of DataParallelOptions"
         );
+    }
+
+    /// Lists the model again, after parameters became trainable or frozen or were added, or after their values have
+    /// other types or extents. Needs <joinable/refresh.hpp>. Without arguments it lists the same parameters and
+    /// buffers; refresh(parameters) takes others, and refresh(parameters, buffers) other buffers as well. Collective,
+    /// outside a guard and a round, on all ranks in the same way.
+    ///
+    /// Ranks compare what the constructor compares. With sync_at_start, parameters that are new or newly trained take
+    /// rank 0's values, and so do the buffers that are given. Buckets are cut anew, by the options and the reduction of the constructor;
+    /// orders and a static graph that were recorded are forgotten. A parameter is the one of the same name, or, without a
+    /// name, the one whose value is at the same address: what a reduction keeps of it moves along, if dtype and extents
+    /// are the same, and is dropped where it is not trained any more. Attached state stays. Those that were listed before
+    /// must exist until this returns. A gradient that lies in a bucket stays readable where it is frozen now.
+    /// @throws ContractViolation  in a guard or a round; gradients hold batches that no round has reduced, and are not all
+    ///         absent or zeros; or what the constructor throws. The other ranks throw PeerFailed.
+    /// @throws Mismatch  ranks list different models, or other ranks do something else. After this and a
+    ///         ContractViolation the model is as it was before.
+    template <class... Lists>
+    void refresh(Lists&&... lists) {
+        detail::Refresh<DistributedDataParallel>::run(*this, std::forward<Lists>(lists)...);
     }
 
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
@@ -18751,6 +18830,28 @@ protected:
         detail::require_unguarded(
             detail::identity_of(comm), "a DistributedDataParallel that is made"
         );
+        list_model(list_parameters, std::move(buffers), options, {}, &reduction);
+    }
+
+private:
+    /// The steps of refresh() between those by which a model is made.
+    struct Relisting {
+        std::shared_ptr<Reduction> reduction; ///< of the model before, like the next one
+        std::shared_ptr<Times> timeline;
+        /// May throw. Adds to what ranks compare.
+        std::function<void(ParameterList const& list, AgreementList& compared)> compare;
+        std::function<bool(std::size_t i)> is_equal; ///< on all ranks: the value of parameter i
+        std::function<void()> accept;                ///< all ranks have accepted the list
+    };
+
+    void list_model(
+        std::function<ParameterList()> const& list_parameters,
+        BufferList buffers,
+        DataParallelOptions const& options,
+        Relisting const& again,
+        Reduction* reduction = nullptr ///< of a model that is made
+    ) {
+        Comm& comm = this->comm_;
         detail::ModelEntry entry{comm};
         AgreementList compared;
         std::optional<detail::CoalescedBroadcast> start;
@@ -18758,10 +18859,17 @@ protected:
             ParameterList const list = list_parameters();
             detail::check_parameters(list, detail::device_of(comm).id());
             check_options(options);
+            auto const shared = reduction == nullptr
+                                    ? again.reduction
+                                    : std::make_shared<Reduction>(std::move(*reduction));
             compared.begin_section("options differ: ");
             detail::agree_on(compared, options);
-            detail::agree_on_reduction(compared, reduction);
-            model_ = detail::agree_on_model(compared, list, buffers);
+            detail::agree_on_reduction(compared, *shared);
+            std::string model = detail::agree_on_model(compared, list, buffers);
+            module_.emplace(comm, list, std::move(buffers), options);
+            if (again.compare) {
+                again.compare(list, compared);
+            }
             BucketOptions const buckets = detail::bucket_options(options);
             detail::BufferMemory const memory{comm};
             auto const rank = static_cast<int>(comm.rank());
@@ -18769,9 +18877,12 @@ protected:
             constexpr bool sends = detail::sends_runs<Reduction>;
             auto gradients = detail::gradients_in_buckets(list, buckets, rank, size, memory, sends);
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
-                comm, std::move(reduction), std::move(gradients), buckets
+                comm,
+                shared,
+                std::move(gradients),
+                buckets,
+                again.timeline ? again.timeline : std::make_shared<Times>()
             );
-            module_.emplace(comm, list, std::move(buffers), options);
             listed_.emplace(list, true);
             if (options.verify_ready) {
                 ready_check_.emplace(
@@ -18782,22 +18893,27 @@ protected:
                 replica_check_.emplace(list, detail::device_of(comm), options.verify_replicas);
             }
             if (options.sync_at_start) {
-                start.emplace(module_->plan_sync());
+                start.emplace(module_->plan_sync(again.is_equal));
             }
             entry.enter(list, options.shares_values);
+            model_ = std::move(model);
         });
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
         entry.leave();
         // After all ranks have accepted the model.
-        detail::abort_if_throws(comm, [&] { reducer_->take_gradients(); });
+        detail::abort_if_throws(comm, [&] {
+            if (again.accept) {
+                again.accept();
+            }
+            reducer_->take_gradients();
+        });
         reducer_->register_memory();
         if (start) {
             start->run(comm, 0);
         }
     }
 
-private:
     static void require_no_names(DataParallelOptions const& options) {
         if (!options.ignore.empty() || !options.sparse.empty()) {
             throw ContractViolation{
@@ -18832,8 +18948,12 @@ private:
     using Base::reducer_;
     using Base::replica_check_;
 
+    friend struct detail::Refresh<DistributedDataParallel>;
+
     std::string model_; ///< in the form that guards compare
     JoinState state_;
+    std::vector<std::unique_ptr<Reducer<Comm, Reduction, Times>>>
+        former_; ///< by which refresh() was called: gradients may lie in its buckets
 };
 
 template <class Comm, class Parameters>

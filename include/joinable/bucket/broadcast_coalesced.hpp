@@ -75,6 +75,7 @@ public:
         device.finish();
     }
 
+    [[nodiscard]] TensorList const& tensors() const noexcept { return tensors_.tensors(); }
     /// See FixedTensors::views.
     std::vector<AnyView> const& current_views() { return tensors_.views(); }
 

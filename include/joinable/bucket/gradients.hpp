@@ -94,6 +94,8 @@ public:
 
     /// Moves gradients into the buckets, if they are to be views.
     virtual void take() {}
+    /// Whether a gradient lives in them.
+    [[nodiscard]] virtual bool hold_any() { return false; }
     /// Whether the last iteration copied gradients into buckets that could be views of them.
     [[nodiscard]] virtual bool copies_without_need() const { return false; }
     /// The sum reads gradients that `is_in_reach(memory)` of all ranks where they lie, and writes the averages there.

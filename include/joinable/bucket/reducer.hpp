@@ -77,7 +77,7 @@ public:
     )
         : Reducer{
               comm,
-              std::move(reduction),
+              std::make_shared<Reduction>(std::move(reduction)),
               detail::gradients_in_buckets(
                   std::move(parameters),
                   options,
@@ -90,11 +90,11 @@ public:
           } {
         take_gradients();
     }
-    /// For participants, which may keep the gradients elsewhere, and whose next reducer of more parameters tells
-    /// the same timeline.
+    /// For participants, which may keep the gradients elsewhere, and whose next reducer of other parameters goes on
+    /// with the same reduction and timeline.
     Reducer(
         Comm& comm,
-        Reduction reduction,
+        std::shared_ptr<Reduction> reduction,
         std::unique_ptr<detail::Gradients> gradients,
         BucketOptions const& options,
         std::shared_ptr<Times> timeline = std::make_shared<Times>()
@@ -103,7 +103,7 @@ public:
           gradients_{std::move(gradients)}, sparse_{sends ? gradients_->sparse() : nullptr},
           iteration_{*gradients_, options}, is_rebuild_due_{detail::rebuilds(options) && sends},
           timeline_{std::move(timeline)}, words_{&own_words_}, own_words_{comm} {
-        if (sparse_ != nullptr && !(AllGathers<Comm> && reduction_.delivers)) {
+        if (sparse_ != nullptr && !(AllGathers<Comm> && reduction_->delivers)) {
             throw ContractViolation{detail::concat(
                 detail::describe_parameter(parameters(), sparse_->parameters().front()),
                 " has sparse gradients, but ",
@@ -115,7 +115,7 @@ public:
         order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
         fit_to_buckets();
         if constexpr (sums_in_place) {
-            if (scales(comm_, reduction_)) {
+            if (scales(comm_, *reduction_)) {
                 gradients_->leave_in_place({&comm, [](void const* asked, ConstBuffer memory) {
                                                 return static_cast<Comm const*>(asked)->is_in_reach(
                                                     memory
@@ -182,7 +182,18 @@ public:
     [[nodiscard]] bool copies_without_need() const {
         return launched_ != 0 && gradients_->copies_without_need();
     }
-    [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
+    [[nodiscard]] Reduction& reduction() noexcept { return *reduction_; }
+    [[nodiscard]] std::shared_ptr<Reduction> const& shared_reduction() const noexcept {
+        return reduction_;
+    }
+    /// Prepares the reduction for these buckets, again if another reducer had it. Local.
+    void prepare_reduction() {
+        if constexpr (detail::prepares_runs<Reduction, Comm>) {
+            reduction_->prepare(comm_, parts_.all());
+        }
+    }
+    /// Whether gradients live in the buckets. Local.
+    [[nodiscard]] bool holds_gradients() { return gradients_->hold_any(); }
     [[nodiscard]] Times& timeline() noexcept { return *timeline_; }
     [[nodiscard]] std::shared_ptr<Times> const& shared_timeline() const noexcept {
         return timeline_;
@@ -199,7 +210,7 @@ public:
     /// @throws ContractViolation  gradients have f16, the sum multiplies by the factor and rounds it
     ///         (ScalesSums), and f16 cannot hold it. Nothing was changed.
     void check_factor(double factor) {
-        if (detail::rounds_factors<Comm>() && scales(comm_, reduction_)) {
+        if (detail::rounds_factors<Comm>() && scales(comm_, *reduction_)) {
             for (Bucket const& bucket : buckets()) {
                 detail::check_rounding(factor, bucket.buffer.dtype);
             }
@@ -330,8 +341,8 @@ public:
         gradients_->device().finish();
         iteration_.end();
         words_ = &own_words_;
-        if constexpr (requires { reduction_.end_iteration(); } || requires { &Reduction::end_iteration; }) {
-            reduction_.end_iteration();
+        if constexpr (requires { reduction_->end_iteration(); } || requires { &Reduction::end_iteration; }) {
+            reduction_->end_iteration();
         }
     }
 
@@ -429,7 +440,7 @@ private:
     /// The turns of the reduction, if it has some.
     [[nodiscard]] auto& turns() noexcept {
         if constexpr (std::derived_from<Reduction, detail::ReductionTurns>) {
-            return reduction_;
+            return *reduction_;
         } else {
             static detail::ReductionTurns none;
             return none;
@@ -445,7 +456,7 @@ private:
     void begin(double factor, int order_source, std::optional<detail::WithoutPass> const& without) {
         contributes_ = factor != 0.0; // else zeros are packed
         // A device may have got its kernels since the last iteration.
-        bool const scales_later = scales(comm_, reduction_) && contributes_;
+        bool const scales_later = scales(comm_, *reduction_) && contributes_;
         iteration_.require_closed();
         turns().begin_iteration();
         gradients_->begin(without && without->has_joined);
@@ -557,7 +568,7 @@ private:
                 ranges_[launched_].emplace(timeline_->bucket(index, launched.run.buffer.bytes()))
             );
             static_cast<void>(works_[launched_].emplace(
-                reduction_.start(comm_, launched.run, factor_, contributes_)
+                reduction_->start(comm_, launched.run, factor_, contributes_)
             ));
             ++launched_; // a work that could not start is not waited for
         });
@@ -576,8 +587,9 @@ private:
         return run;
     }
 
-    [[nodiscard]] static Reduction checked(Comm& comm, Reduction reduction) {
-        static_cast<void>(scales(comm, reduction));
+    [[nodiscard]] static std::shared_ptr<Reduction>
+    checked(Comm& comm, std::shared_ptr<Reduction> reduction) {
+        static_cast<void>(scales(comm, *reduction));
         return reduction;
     }
     [[nodiscard]] static bool scales(Comm& comm, Reduction const& reduction) {
@@ -611,7 +623,7 @@ private:
             for (std::size_t k = finished_; k < launched_; ++k) {
                 works_[k]->wait();
                 static_cast<void>(
-                    works_[k].emplace(reduction_.advance(comm_, launched_runs_[k].run, step))
+                    works_[k].emplace(reduction_->advance(comm_, launched_runs_[k].run, step))
                 );
             }
             has_failed_start_ = false;
@@ -625,8 +637,8 @@ private:
         tested_ = (std::max)(tested_, ++finished_); // also where what follows throws
         has_lost_average_ = true;                   // unless this returns
         gradients_->give_back(run.bucket);
-        reduction_.finish(comm_, run);
-        for (std::size_t k = first; reduction_.delivers && k < last; ++k) {
+        reduction_->finish(comm_, run);
+        for (std::size_t k = first; reduction_->delivers && k < last; ++k) {
             gradients_->deliver(buckets()[run.bucket].parameters[k]);
         }
         has_lost_average_ = false;
@@ -680,14 +692,12 @@ private:
         ranges_ = std::vector<std::optional<Range>>(runs);
         launched_runs_.resize(runs);
         parts_.list(buckets());
-        if constexpr (detail::prepares_runs<Reduction, Comm>) {
-            reduction_.prepare(comm_, parts_.all());
-        }
+        prepare_reduction();
     }
 
     Comm& comm_;
     detail::HostCollectives<Comm> host_;
-    Reduction reduction_;
+    std::shared_ptr<Reduction> reduction_;
     double factor_ = 1; ///< applied by the reduction
     bool contributes_ = false;
     std::unique_ptr<detail::Gradients> gradients_;

@@ -45,6 +45,15 @@ concept describes_model =
     std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions> ||
     (std::convertible_to<T, Reduction> && BucketReduction<Reduction, Comm>);
 
+/// The refresh() of a participant. Stands for that of <joinable/refresh.hpp>.
+template <class Participant>
+struct Refresh {
+    template <class... Lists>
+    static void run(Participant&, Lists&&...) {
+        static_assert(sizeof...(Lists) > 99, "refresh(): include <joinable/refresh.hpp>");
+    }
+};
+
 /// Checks the communicator before a base class does.
 template <class Comm, class Reduction, class Times>
 struct ParticipantOver {
@@ -161,6 +170,26 @@ public:
             "DistributedDataParallel: after the parameters come buffers(ranges...), if the model "
             "has any, then options in braces with the names and the order of DataParallelOptions"
         );
+    }
+
+    /// Lists the model again, after parameters became trainable or frozen or were added, or after their values have
+    /// other types or extents. Needs <joinable/refresh.hpp>. Without arguments it lists the same parameters and
+    /// buffers; refresh(parameters) takes others, and refresh(parameters, buffers) other buffers as well. Collective,
+    /// outside a guard and a round, on all ranks in the same way.
+    ///
+    /// Ranks compare what the constructor compares. With sync_at_start, parameters that are new or newly trained take
+    /// rank 0's values, and so do the buffers that are given. Buckets are cut anew, by the options and the reduction of the constructor;
+    /// orders and a static graph that were recorded are forgotten. A parameter is the one of the same name, or, without a
+    /// name, the one whose value is at the same address: what a reduction keeps of it moves along, if dtype and extents
+    /// are the same, and is dropped where it is not trained any more. Attached state stays. Those that were listed before
+    /// must exist until this returns. A gradient that lies in a bucket stays readable where it is frozen now.
+    /// @throws ContractViolation  in a guard or a round; gradients hold batches that no round has reduced, and are not all
+    ///         absent or zeros; or what the constructor throws. The other ranks throw PeerFailed.
+    /// @throws Mismatch  ranks list different models, or other ranks do something else. After this and a
+    ///         ContractViolation the model is as it was before.
+    template <class... Lists>
+    void refresh(Lists&&... lists) {
+        detail::Refresh<DistributedDataParallel>::run(*this, std::forward<Lists>(lists)...);
     }
 
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
@@ -339,6 +368,28 @@ protected:
         detail::require_unguarded(
             detail::identity_of(comm), "a DistributedDataParallel that is made"
         );
+        list_model(list_parameters, std::move(buffers), options, {}, &reduction);
+    }
+
+private:
+    /// The steps of refresh() between those by which a model is made.
+    struct Relisting {
+        std::shared_ptr<Reduction> reduction; ///< of the model before, like the next one
+        std::shared_ptr<Times> timeline;
+        /// May throw. Adds to what ranks compare.
+        std::function<void(ParameterList const& list, AgreementList& compared)> compare;
+        std::function<bool(std::size_t i)> is_equal; ///< on all ranks: the value of parameter i
+        std::function<void()> accept;                ///< all ranks have accepted the list
+    };
+
+    void list_model(
+        std::function<ParameterList()> const& list_parameters,
+        BufferList buffers,
+        DataParallelOptions const& options,
+        Relisting const& again,
+        Reduction* reduction = nullptr ///< of a model that is made
+    ) {
+        Comm& comm = this->comm_;
         detail::ModelEntry entry{comm};
         AgreementList compared;
         std::optional<detail::CoalescedBroadcast> start;
@@ -346,10 +397,17 @@ protected:
             ParameterList const list = list_parameters();
             detail::check_parameters(list, detail::device_of(comm).id());
             check_options(options);
+            auto const shared = reduction == nullptr
+                                    ? again.reduction
+                                    : std::make_shared<Reduction>(std::move(*reduction));
             compared.begin_section("options differ: ");
             detail::agree_on(compared, options);
-            detail::agree_on_reduction(compared, reduction);
-            model_ = detail::agree_on_model(compared, list, buffers);
+            detail::agree_on_reduction(compared, *shared);
+            std::string model = detail::agree_on_model(compared, list, buffers);
+            module_.emplace(comm, list, std::move(buffers), options);
+            if (again.compare) {
+                again.compare(list, compared);
+            }
             BucketOptions const buckets = detail::bucket_options(options);
             detail::BufferMemory const memory{comm};
             auto const rank = static_cast<int>(comm.rank());
@@ -357,9 +415,12 @@ protected:
             constexpr bool sends = detail::sends_runs<Reduction>;
             auto gradients = detail::gradients_in_buckets(list, buckets, rank, size, memory, sends);
             reducer_ = std::make_unique<Reducer<Comm, Reduction, Times>>(
-                comm, std::move(reduction), std::move(gradients), buckets
+                comm,
+                shared,
+                std::move(gradients),
+                buckets,
+                again.timeline ? again.timeline : std::make_shared<Times>()
             );
-            module_.emplace(comm, list, std::move(buffers), options);
             listed_.emplace(list, true);
             if (options.verify_ready) {
                 ready_check_.emplace(
@@ -370,22 +431,27 @@ protected:
                 replica_check_.emplace(list, detail::device_of(comm), options.verify_replicas);
             }
             if (options.sync_at_start) {
-                start.emplace(module_->plan_sync());
+                start.emplace(module_->plan_sync(again.is_equal));
             }
             entry.enter(list, options.shares_values);
+            model_ = std::move(model);
         });
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
         entry.leave();
         // After all ranks have accepted the model.
-        detail::abort_if_throws(comm, [&] { reducer_->take_gradients(); });
+        detail::abort_if_throws(comm, [&] {
+            if (again.accept) {
+                again.accept();
+            }
+            reducer_->take_gradients();
+        });
         reducer_->register_memory();
         if (start) {
             start->run(comm, 0);
         }
     }
 
-private:
     static void require_no_names(DataParallelOptions const& options) {
         if (!options.ignore.empty() || !options.sparse.empty()) {
             throw ContractViolation{
@@ -420,8 +486,12 @@ private:
     using Base::reducer_;
     using Base::replica_check_;
 
+    friend struct detail::Refresh<DistributedDataParallel>;
+
     std::string model_; ///< in the form that guards compare
     JoinState state_;
+    std::vector<std::unique_ptr<Reducer<Comm, Reduction, Times>>>
+        former_; ///< by which refresh() was called: gradients may lie in its buckets
 };
 
 template <class Comm, class Parameters>

@@ -70,6 +70,7 @@ public:
     ///                            its elements share memory.
     std::vector<AnyView> const& views();
 
+    [[nodiscard]] TensorList const& tensors() const noexcept { return tensors_; }
     /// Appends the tensors of another object. Local.
     void append(FixedTensors const& more);
 

@@ -470,7 +470,7 @@ TEST_CASE("a module that was converted or unfrozen after it was wrapped is refus
                   model->to(torch::kFloat);
               }).find(" now, but was f64 (") != std::string::npos);
         CHECK(text_after([](Net& model) { model->to(torch::kFloat); }
-        ).ends_with("make the DistributedDataParallel after to()"));
+        ).ends_with("make the DistributedDataParallel after to(), or call refresh()"));
         CHECK(text_after([](Net& model) { model->branch->bias.set_requires_grad(true); }
         ).starts_with("parameter "));
         CHECK(text_after([](Net& model) {

@@ -88,7 +88,7 @@ std::string thrown_by(std::function<void()> const& f) {
 
 char const* const unfrozen =
     "parameter 0 (backbone) requires a gradient now, but did not when the DistributedDataParallel was made, so it "
-    "would not be averaged; make the DistributedDataParallel after unfreezing";
+    "would not be averaged; make the DistributedDataParallel after unfreezing, or call refresh()";
 
 enum class Way { notification, next, look_ahead, known, disabled, outside };
 
@@ -179,7 +179,7 @@ TEST_CASE("a value with another dtype, other extents or another device is refuse
              model.weights[1].grad = {model.gradients.data() + 3, DType::f16, {2}, {1}};
          },
          "parameter 1 (head) is f16 (2) now, but was f32 (2) when the DistributedDataParallel was made; make the "
-         "DistributedDataParallel after to()"},
+         "DistributedDataParallel after to(), or call refresh()"},
         {[](Model& model) {
              model.weights[0].value = {// a frozen one is sent when the guard ends
                                        model.values.data(),
@@ -190,13 +190,14 @@ TEST_CASE("a value with another dtype, other extents or another device is refuse
              };
          },
          "parameter 0 (backbone) is f32 (3) on CUDA device 1 now, but was f32 (3) on the host when the "
-         "DistributedDataParallel was made; make the DistributedDataParallel after to()"},
+         "DistributedDataParallel was made; make the DistributedDataParallel after to(), or call refresh()"
+        },
         {[](Model& model) {
              model.weights[1].value = {model.values.data() + 3, DType::f32, {1}, {1}};
              model.weights[1].grad = {model.gradients.data() + 3, DType::f32, {1}, {1}};
          },
          "parameter 1 (head) is f32 (1) now, but was f32 (2) when the DistributedDataParallel was made; make the "
-         "DistributedDataParallel after resizing"},
+         "DistributedDataParallel after resizing, or call refresh()"},
         {[](Model& model) {
              model.weights[1].value = {model.values.data() + 3, DType::f32, {2, 1}, {1, 1}};
              model.weights[1].grad = {model.gradients.data() + 3, DType::f32, {2, 1}, {1, 1}};
@@ -316,7 +317,7 @@ TEST_CASE("without find_unused a parameter that is frozen now is named, with wha
                         ? "parameters that were in the first iteration are frozen now, but with static_graph"
                         : "parameters that were trained when they were listed are frozen now, so not all "
                           "gradients became ready; turn the option find_unused on, or freeze parameters "
-                          "before the model's participant is made (rank"
+                          "before the model's participant is made, or call its refresh() (rank"
                 ) != std::string::npos
             );
             CHECK(

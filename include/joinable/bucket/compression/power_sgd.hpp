@@ -91,6 +91,7 @@ struct PowerSgd {
         device = &detail::computing_device(comm, name);
         require_settings();
         feedback.prepare(*device, parts);
+        detail::keep_parameters(factors, parts);
         for (BucketPart const& part : parts) {
             prepare_factors(part);
         }

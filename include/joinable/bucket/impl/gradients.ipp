@@ -73,8 +73,7 @@ public:
     ~BucketGradients() override {
         for (std::size_t const i : trained_) {
             try {
-                bool const is_ours = travels_as_rows(i) ? sparse_.is_resident(i) : is_resident(i);
-                if (parameters_[i].can_release_grad() && is_ours) {
+                if (parameters_[i].can_release_grad() && holds(i)) {
                     parameters_[i].release_grad();
                 }
             } catch (...) { // NOLINT(bugprone-empty-catch): nobody may read what ends
@@ -110,6 +109,11 @@ public:
             }
         }
         device().finish();
+    }
+    [[nodiscard]] bool hold_any() override {
+        return std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
+            return holds(i);
+        });
     }
     void for_each_arena(std::function<void(Arena const&)> const& f) const override {
         layout_.for_each_arena(f);
@@ -411,7 +415,11 @@ private:
     [[nodiscard]] bool leaves_untouched() const noexcept {
         return WithoutPass{.has_joined = has_joined_, .joined = joined_}.is_untouched();
     }
-    /// Whether the gradient lives in its bucket.
+    /// Whether the gradient lives here.
+    [[nodiscard]] bool holds(std::size_t i) {
+        return travels_as_rows(i) ? sparse_.is_resident(i) : is_resident(i);
+    }
+    /// Whether it lives in its bucket.
     [[nodiscard]] bool is_resident(std::size_t i) const {
         AnyView const gradient = parameters_[i].grad();
         return places_[i] != nullptr &&

@@ -52,6 +52,12 @@ void check_parameters(ParameterList const& list, DeviceId device);
 /// what they are now. Local.
 class ListedModel {
 public:
+    /// A parameter is told from others by this. Its object may be another one later.
+    struct Identity {
+        std::string name;
+        void const* value; ///< for those without a name
+    };
+
     /// With `holds_values` false the engine does not hold the values between passes, so they are not
     /// compared.
     ListedModel(ParameterList parameters, bool holds_values);
@@ -67,11 +73,16 @@ public:
         }
     }
 
+    [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
+    [[nodiscard]] std::vector<ParameterState> const& listed() const noexcept { return listed_; }
+    [[nodiscard]] std::vector<Identity> const& identities() const noexcept { return identities_; }
+
 private:
     void require_same(std::size_t i, std::string_view participant) const;
 
     ParameterList parameters_;
     std::vector<ParameterState> listed_;
+    std::vector<Identity> identities_;
 };
 
 /// Compares the values that ranks train, see DataParallelOptions::verify_replicas.

@@ -52,18 +52,25 @@ public:
     }
 
     /// Local. Allocates everything that sync() needs, so that a rank without enough memory can
-    /// report it before the others wait.
-    [[nodiscard]] CoalescedBroadcast plan_sync() {
+    /// report it before the others wait. `is_equal`, if given, tells what ranks have
+    /// already: attached state, the values of parameters for which `is_equal(i)`, and buffers if
+    /// `is_equal(number of parameters)`.
+    [[nodiscard]] CoalescedBroadcast
+    plan_sync(std::function<bool(std::size_t)> const& is_equal = {}) {
         std::vector<AnyView> views;
-        for (AnyParameter const& parameter : parameters_) {
-            views.push_back(parameter.value());
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            if (!is_equal || !is_equal(i)) {
+                views.push_back(parameters_[i].value());
+            }
         }
-        if (options_.broadcast_buffers) {
+        if (options_.broadcast_buffers && (!is_equal || !is_equal(parameters_.size()))) {
             auto const& buffers = buffers_.current_views();
             views.insert(views.end(), buffers.begin(), buffers.end());
         }
-        auto const& state = attached_.views();
-        views.insert(views.end(), state.begin(), state.end());
+        if (!is_equal) {
+            auto const& state = attached_.views();
+            views.insert(views.end(), state.begin(), state.end());
+        }
         TensorList list = tensor_list(std::move(views));
         return CoalescedBroadcast{std::move(list), piece_bytes, "tensor", BufferMemory{comm_}};
     }
@@ -74,6 +81,13 @@ public:
     }
 
     [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }
+    [[nodiscard]] BufferList buffers() const { return BufferList{buffers_.tensors()}; }
+    /// Takes what was attached to a model before, and its hook. Local; for ranks to compare.
+    void take_over(ModuleState const& former, AgreementList& compared) {
+        agree_on(compared, former.attached_.tensors(), "state tensor");
+        attached_ = {former.attached_.tensors(), "state tensor", device_of(comm_).id()};
+        hook_ = former.hook_;
+    }
     /// Whether buffers are sent before the forward pass; if not, before the backward pass.
     [[nodiscard]] bool syncs_before_forward() const noexcept {
         return options_.broadcast_buffers && options_.buffer_sync == BufferSync::before_forward;

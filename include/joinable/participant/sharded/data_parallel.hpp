@@ -399,7 +399,7 @@ private:
         if (!detail::reduces_to_owners(this->sharding())) {
             return std::make_unique<Averages>(
                 comm,
-                detail::ToOwners<Comm>{},
+                std::make_shared<detail::ToOwners<Comm>>(),
                 detail::gradients_in_buckets(
                     std::move(all),
                     buckets_,
@@ -428,9 +428,9 @@ private:
         auto gradients = std::make_unique<detail::GradientsForOwners>(
             std::move(all), this->groups(), group, rank, detail::device_of(comm), this->arenas()
         );
-        detail::ToOwners<Comm> reduction{
+        auto reduction = std::make_shared<detail::ToOwners<Comm>>(
             *gradients, std::move(units), std::move(step), std::move(begin)
-        };
+        );
         return std::make_unique<Averages>(
             comm,
             std::move(reduction),

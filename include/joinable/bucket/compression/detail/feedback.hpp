@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <joinable/bucket/bucket_reduction.hpp>
@@ -42,6 +43,18 @@ template <class T>
         list.resize(parameter + 1);
     }
     return list[parameter];
+}
+
+/// Drops the elements for parameters that have no part any more.
+template <class T>
+void keep_parameters(std::vector<T>& list, BucketParts parts) {
+    std::vector<T> kept(list.size());
+    for (BucketPart const& part : parts) {
+        if (part.parameter < list.size()) {
+            kept[part.parameter] = std::move(list[part.parameter]);
+        }
+    }
+    list = std::move(kept);
 }
 
 /// Memory that every run has to itself, because a bucket may travel in several runs.
@@ -82,8 +95,9 @@ private:
 /// number for each element, in the units of the average. Local.
 class Feedback {
 public:
-    /// Keeps the residuals of parameters that it has. All memory is the device's.
+    /// Keeps the residuals of parameters that it has, and drops those of others. All memory is the device's.
     void prepare(Device& device, BucketParts parts) {
+        keep_parameters(residuals_, parts);
         device_ = &device;
         auto const make = [&](std::size_t bytes) {
             return device.allocate(bytes, Arena::default_alignment);

@@ -146,6 +146,7 @@ JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool hold
              parameter.requires_grad(),
              parameter.is_complex()}
         );
+        identities_.push_back({std::string{parameter.name()}, value.data()});
     }
 }
 
@@ -157,7 +158,8 @@ ListedModel::require_same(std::size_t i, std::string_view participant) const {
     if (!listed.requires_grad && parameters_[i].requires_grad()) {
         throw ContractViolation{
             what + " requires a gradient now, but did not when the " + made +
-            " was made, so it would not be averaged; make the " + made + " after unfreezing"
+            " was made, so it would not be averaged; make the " + made +
+            " after unfreezing, or call refresh()"
         };
     }
     AnyView const value = parameters_[i].value();
@@ -176,7 +178,8 @@ ListedModel::require_same(std::size_t i, std::string_view participant) const {
         what + " is " + text(value.dtype(), value.extents(), value.device()) + " now, but was " +
         text(listed.dtype, listed.extents, listed.device) + " when the " + made +
         " was made; make the " + made +
-        (value.extents() == listed.extents ? " after to()" : " after resizing")
+        (value.extents() == listed.extents ? " after to()" : " after resizing") +
+        ", or call refresh()"
     };
 }
 

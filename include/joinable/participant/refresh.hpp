@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <joinable/agreement/agreement_list.hpp>
+#include <joinable/bucket/cleared.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/detail/kept_state.hpp>
+#include <joinable/participant/detail/relisted.hpp>
+#include <joinable/tensor/parameters.hpp>
+#include <joinable/tensor/tensor_list.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Makes the model anew from a list of its parameters and then moves what it keeps of them.
+template <class Comm, class Reduction, class Times>
+struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
+    using Model = DistributedDataParallel<Comm, Reduction, Times>;
+
+    static void run(Model& model) {
+        model.require_outside("refresh()");
+        ParameterList const list = model.listed_->parameters();
+        relist(model, [&] { return list; }, model.module_->buffers(), {.same_objects = true});
+    }
+    template <class Parameters>
+    static void run(Model& model, Parameters&& parameters) {
+        model.require_outside("refresh()");
+        auto const list = [&] {
+            return joinable::parameters(std::forward<Parameters>(parameters));
+        };
+        relist(model, list, model.module_->buffers(), {});
+    }
+    template <class Parameters>
+    static void run(Model& model, Parameters&& parameters, BufferList buffers) {
+        model.require_outside("refresh()");
+        auto const list = [&] {
+            return joinable::parameters(std::forward<Parameters>(parameters));
+        };
+        relist(model, list, std::move(buffers), {.sends_buffers = true});
+    }
+    /// Explains arguments that are none of these.
+    template <class Parameters, class Other, class... Rest>
+        requires(!std::is_same_v<std::remove_cvref_t<Other>, BufferList> || sizeof...(Rest) != 0)
+    static void run(Model&, Parameters&&, Other const&, Rest const&...) {
+        static_assert(
+            sizeof...(Rest) > 99,
+            "refresh: it takes nothing, the parameters, or the parameters and buffers(ranges...); options are those "
+            "of the constructor"
+        );
+    }
+
+    struct How {
+        bool same_objects = false;
+        bool sends_buffers = false;
+        std::function<void()> accept = {
+        }; ///< all ranks have accepted the list; the gradients are where they were
+    };
+    /// `list_parameters` may throw; the other ranks learn of it.
+    static void relist(
+        Model& model,
+        std::function<ParameterList()> const& list_parameters,
+        BufferList buffers,
+        How how
+    ) {
+        Former former{model};
+        auto& reducer = *former.reducer;
+        Relisted relisted;
+        std::optional<KeptState<Reduction>> kept;
+        bool is_accepted = false;
+        typename Model::Relisting const again{
+            reducer.shared_reduction(),
+            reducer.shared_timeline(),
+            [&](ParameterList const& list, AgreementList& compared) {
+                require_no_window(model, list);
+                relisted = Relisted{*former.listed, list, how.same_objects};
+                relisted.agree_on(compared, list);
+                model.module_->take_over(*former.module, compared);
+                model.former_.reserve(model.former_.size() + 1);
+                kept.emplace(reducer.reduction());
+            },
+            [&](std::size_t i) {
+                return i == relisted.size() ? !how.sends_buffers : relisted.is_equal(i);
+            },
+            [&] {
+                is_accepted = true;
+                model.former_.push_back(std::move(former.reducer));
+                model.forget_window(false);
+                if (how.accept) {
+                    how.accept();
+                }
+                kept->write(reducer.reduction(), [&](std::size_t i) { return relisted.was(i); });
+            }
+        };
+        DataParallelOptions const options = former.module->options();
+        try {
+            model.list_model(list_parameters, std::move(buffers), options, again);
+        } catch (...) {
+            if (!is_accepted) {
+                former.return_to(model);
+                if (kept) {
+                    reducer.prepare_reduction();
+                    kept->write(reducer.reduction(), [](std::size_t i) { return i; });
+                }
+            }
+            throw;
+        }
+        std::erase_if(model.former_, [](auto const& one) { return !one->holds_gradients(); });
+    }
+
+private:
+    /// Gradients that were cleared hold nothing.
+    static void require_no_window(Model& model, ParameterList const& list) {
+        if (!model.window().window().is_empty() && !are_cleared(list, device_of(model.comm_))) {
+            throw ContractViolation{text_of_open_window("refresh()")};
+        }
+    }
+
+    /// The members of a model, moved out of it while another one is made in its place.
+    struct Former {
+        explicit Former(Model& model)
+            : reducer{std::move(model.reducer_)}, module{take(model.module_)},
+              listed{take(model.listed_)}, ready_check{take(model.ready_check_)},
+              replica_check{take(model.replica_check_)}, name{std::move(model.model_)} {}
+
+        void return_to(Model& model) {
+            model.reducer_ = std::move(reducer);
+            give_back(module, model.module_);
+            give_back(listed, model.listed_);
+            give_back(ready_check, model.ready_check_);
+            give_back(replica_check, model.replica_check_);
+            model.model_ = std::move(name);
+        }
+
+        std::unique_ptr<Reducer<Comm, Reduction, Times>> reducer;
+        std::optional<ModuleState<Comm>> module;
+        std::optional<ListedModel> listed;
+        std::optional<ReadyCheck> ready_check;
+        std::optional<ReplicaCheck> replica_check;
+        std::string name;
+
+    private:
+        // Some of these cannot be assigned.
+        template <class T>
+        static std::optional<T> take(std::optional<T>& from) {
+            std::optional<T> taken{std::move(from)};
+            from.reset();
+            return taken;
+        }
+        template <class T>
+        static void give_back(std::optional<T>& from, std::optional<T>& to) {
+            to.reset();
+            if (from) {
+                static_cast<void>(to.emplace(std::move(*from)));
+            }
+        }
+    };
+};
+
+}}} // namespace joinable::v0::detail

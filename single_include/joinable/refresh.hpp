@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// joinable in single headers, for projects that copy files. Generated from include/joinable by
+// single_include/amalgamate.py: change the headers there, not this file.
+
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "join.hpp"
+
+// ---- joinable/participant/detail/kept_state.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A copy of what a reduction keeps of each parameter, made before it is prepared for other ones. Local.
+template <class Reduction>
+class KeptState {
+public:
+    explicit KeptState(Reduction& reduction) {
+        if constexpr (saves_state<Reduction>) {
+            ReductionState state;
+            reduction.save(state);
+            for (ReductionTensor const& tensor : state.tensors) {
+                std::byte const* const begin = tensor.data;
+                tensors_.push_back({tensor, {begin, begin + bytes_of(tensor)}});
+            }
+        }
+    }
+
+    /// Once it is prepared for other parameters: parameter `i` takes what was kept of parameter `was(i)`, an index or
+    /// an optional one, if dtype and extents are the same, and otherwise begins from zeros.
+    template <class F>
+    void write(Reduction& reduction, F const& was) {
+        if constexpr (saves_state<Reduction>) {
+            ReductionState state;
+            reduction.save(state);
+            for (ReductionTensor const& tensor : state.tensors) {
+                std::optional<std::size_t> const former = was(tensor.parameter);
+                if (bytes_of(tensor) == 0) {
+                    continue;
+                }
+                std::memset(tensor.data, 0, bytes_of(tensor));
+                for (Kept& kept : tensors_) {
+                    if (former == kept.tensor.parameter && tensor.name == kept.tensor.name &&
+                        tensor.dtype == kept.tensor.dtype &&
+                        tensor.extents == kept.tensor.extents) {
+                        kept.tensor.data = kept.elements.data();
+                        copy(view_of(kept.tensor), view_of(tensor));
+                    }
+                }
+            }
+            reduction.load(state);
+        }
+    }
+
+private:
+    struct Kept {
+        ReductionTensor tensor; ///< its address is that of before
+        std::vector<std::byte> elements;
+    };
+
+    static std::size_t bytes_of(ReductionTensor const& tensor) noexcept {
+        return numel(tensor.extents) * size_of(tensor.dtype);
+    }
+    static AnyView view_of(ReductionTensor const& tensor) {
+        return {tensor.data, tensor.dtype, tensor.extents, tensor.strides};
+    }
+
+    std::vector<Kept> tensors_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/relisted.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A list of parameters in the place of one before: which is which. Local.
+class Relisted {
+public:
+    Relisted() = default;
+    /// A parameter is the first one of the same name that no other one is. Without a name it is the one whose value is
+    /// at the same address. With `same_objects` the lists are the same.
+    Relisted(ListedModel const& before, ParameterList const& now, bool same_objects);
+
+    [[nodiscard]] std::size_t size() const noexcept { return was_.size(); }
+    /// The index of parameter `i` in the list before, if it is there.
+    [[nodiscard]] std::optional<std::size_t> was(std::size_t i) const { return was_[i]; }
+    /// Whether ranks have the same value of it, because they have trained it, or it was sent and is frozen still.
+    [[nodiscard]] bool is_equal(std::size_t i) const { return is_equal_[i]; }
+
+    /// Whether it was trained before, with the same dtype and extents: then state of it may be moved.
+    [[nodiscard]] bool was_trained(std::size_t i) const { return was_trained_[i]; }
+
+    /// Lists what each one was, because ranks do the same with it.
+    void agree_on(AgreementList& list, ParameterList const& now) const;
+
+private:
+    std::vector<std::optional<std::size_t>> was_;
+    std::vector<bool> is_equal_;
+    std::vector<bool> was_trained_;
+};
+
+/// The text of a verb that was called too early.
+inline std::string text_of_open_window(std::string_view verb) {
+    return concat(
+        verb,
+        " was called while gradients hold batches that no round has reduced; call it after a round that syncs, clear "
+        "the gradients, or call discard_window() before"
+    );
+}
+
+inline Relisted::Relisted(ListedModel const& before, ParameterList const& now, bool same_objects)
+    : was_(now.size()), is_equal_(now.size()), was_trained_(now.size()) {
+    std::map<std::string, std::queue<std::size_t>, std::less<>> by_name;
+    std::unordered_map<void const*, std::size_t> by_value;
+    auto const& identities = before.identities();
+    for (std::size_t i = 0; i < identities.size(); ++i) {
+        if (auto const& [name, value] = identities[i]; !name.empty()) {
+            by_name[name].push(i);
+        } else if (value != nullptr) {
+            by_value.emplace(value, i);
+        }
+    }
+    for (std::size_t i = 0; i < now.size(); ++i) {
+        AnyView const value = now[i].value();
+        if (same_objects) {
+            was_[i] = i;
+        } else if (std::string_view const name = now[i].name(); !name.empty()) {
+            auto const found = by_name.find(name);
+            if (found != by_name.end() && !found->second.empty()) {
+                was_[i] = found->second.front();
+                found->second.pop();
+            }
+        } else if (auto const found = by_value.find(value.data()); found != by_value.end()) {
+            was_[i] = found->second;
+        }
+        if (was_[i]) {
+            ParameterState const& listed = before.listed()[*was_[i]];
+            bool const is_alike =
+                listed.dtype == value.dtype() && listed.extents == value.extents();
+            was_trained_[i] = is_alike && listed.requires_grad;
+            is_equal_[i] = is_alike && (listed.requires_grad || !now[i].requires_grad());
+        }
+    }
+}
+
+inline void Relisted::agree_on(AgreementList& list, ParameterList const& now) const {
+    list.begin_section("what a model before had differs: ");
+    for (std::size_t i = 0; i < now.size(); ++i) {
+        list.add(
+            describe_parameter(now, i),
+            !was_[i] ? std::string{"new"}
+                     : concat("parameter ", *was_[i], " before", is_equal_[i] ? "" : ", to be sent")
+        );
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/refresh.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Makes the model anew from a list of its parameters and then moves what it keeps of them.
+template <class Comm, class Reduction, class Times>
+struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
+    using Model = DistributedDataParallel<Comm, Reduction, Times>;
+
+    static void run(Model& model) {
+        model.require_outside("refresh()");
+        ParameterList const list = model.listed_->parameters();
+        relist(model, [&] { return list; }, model.module_->buffers(), {.same_objects = true});
+    }
+    template <class Parameters>
+    static void run(Model& model, Parameters&& parameters) {
+        model.require_outside("refresh()");
+        auto const list = [&] {
+            return joinable::parameters(std::forward<Parameters>(parameters));
+        };
+        relist(model, list, model.module_->buffers(), {});
+    }
+    template <class Parameters>
+    static void run(Model& model, Parameters&& parameters, BufferList buffers) {
+        model.require_outside("refresh()");
+        auto const list = [&] {
+            return joinable::parameters(std::forward<Parameters>(parameters));
+        };
+        relist(model, list, std::move(buffers), {.sends_buffers = true});
+    }
+    /// Explains arguments that are none of these.
+    template <class Parameters, class Other, class... Rest>
+        requires(!std::is_same_v<std::remove_cvref_t<Other>, BufferList> || sizeof...(Rest) != 0)
+    static void run(Model&, Parameters&&, Other const&, Rest const&...) {
+        static_assert(
+            sizeof...(Rest) > 99,
+            "refresh: it takes nothing, the parameters, or the parameters and buffers(ranges...); options are those "
+            "of the constructor"
+        );
+    }
+
+    struct How {
+        bool same_objects = false;
+        bool sends_buffers = false;
+        std::function<void()> accept = {
+        }; ///< all ranks have accepted the list; the gradients are where they were
+    };
+    /// `list_parameters` may throw; the other ranks learn of it.
+    static void relist(
+        Model& model,
+        std::function<ParameterList()> const& list_parameters,
+        BufferList buffers,
+        How how
+    ) {
+        Former former{model};
+        auto& reducer = *former.reducer;
+        Relisted relisted;
+        std::optional<KeptState<Reduction>> kept;
+        bool is_accepted = false;
+        typename Model::Relisting const again{
+            reducer.shared_reduction(),
+            reducer.shared_timeline(),
+            [&](ParameterList const& list, AgreementList& compared) {
+                require_no_window(model, list);
+                relisted = Relisted{*former.listed, list, how.same_objects};
+                relisted.agree_on(compared, list);
+                model.module_->take_over(*former.module, compared);
+                model.former_.reserve(model.former_.size() + 1);
+                kept.emplace(reducer.reduction());
+            },
+            [&](std::size_t i) {
+                return i == relisted.size() ? !how.sends_buffers : relisted.is_equal(i);
+            },
+            [&] {
+                is_accepted = true;
+                model.former_.push_back(std::move(former.reducer));
+                model.forget_window(false);
+                if (how.accept) {
+                    how.accept();
+                }
+                kept->write(reducer.reduction(), [&](std::size_t i) { return relisted.was(i); });
+            }
+        };
+        DataParallelOptions const options = former.module->options();
+        try {
+            model.list_model(list_parameters, std::move(buffers), options, again);
+        } catch (...) {
+            if (!is_accepted) {
+                former.return_to(model);
+                if (kept) {
+                    reducer.prepare_reduction();
+                    kept->write(reducer.reduction(), [](std::size_t i) { return i; });
+                }
+            }
+            throw;
+        }
+        std::erase_if(model.former_, [](auto const& one) { return !one->holds_gradients(); });
+    }
+
+private:
+    /// Gradients that were cleared hold nothing.
+    static void require_no_window(Model& model, ParameterList const& list) {
+        if (!model.window().window().is_empty() && !are_cleared(list, device_of(model.comm_))) {
+            throw ContractViolation{text_of_open_window("refresh()")};
+        }
+    }
+
+    /// The members of a model, moved out of it while another one is made in its place.
+    struct Former {
+        explicit Former(Model& model)
+            : reducer{std::move(model.reducer_)}, module{take(model.module_)},
+              listed{take(model.listed_)}, ready_check{take(model.ready_check_)},
+              replica_check{take(model.replica_check_)}, name{std::move(model.model_)} {}
+
+        void return_to(Model& model) {
+            model.reducer_ = std::move(reducer);
+            give_back(module, model.module_);
+            give_back(listed, model.listed_);
+            give_back(ready_check, model.ready_check_);
+            give_back(replica_check, model.replica_check_);
+            model.model_ = std::move(name);
+        }
+
+        std::unique_ptr<Reducer<Comm, Reduction, Times>> reducer;
+        std::optional<ModuleState<Comm>> module;
+        std::optional<ListedModel> listed;
+        std::optional<ReadyCheck> ready_check;
+        std::optional<ReplicaCheck> replica_check;
+        std::string name;
+
+    private:
+        // Some of these cannot be assigned.
+        template <class T>
+        static std::optional<T> take(std::optional<T>& from) {
+            std::optional<T> taken{std::move(from)};
+            from.reset();
+            return taken;
+        }
+        template <class T>
+        static void give_back(std::optional<T>& from, std::optional<T>& to) {
+            to.reset();
+            if (from) {
+                static_cast<void>(to.emplace(std::move(*from)));
+            }
+        }
+    };
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/refresh.hpp
+
+/// @file
+/// DistributedDataParallel::refresh(), for models whose parameters become trainable or frozen, are added, or are
+/// converted. In addition to <joinable/join.hpp>.

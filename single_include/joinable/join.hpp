@@ -3220,627 +3220,6 @@ void for_all_rows(
 #endif
 #endif
 
-// ---- joinable/reduction/reduce.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-#ifndef JOINABLE_REDUCTION_REDUCE_HPP_PART_1
-#define JOINABLE_REDUCTION_REDUCE_HPP_PART_1
-
-#include <cstddef>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A function from an index to a value, or none. Refers to the given function.
-template <class T>
-class Numbered {
-public:
-    Numbered() = default;
-    template <class Function>
-    Numbered(std::size_t number, Function const& function) noexcept
-        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
-              return (*static_cast<Function const*>(called))(i);
-          }} {}
-
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
-
-private:
-    std::size_t size_ = 0;
-    void const* function_ = nullptr;
-    T (*call_)(void const*, std::size_t) = nullptr;
-};
-/// The addresses of all ranks' inputs, or of the outputs.
-using Places = Numbered<std::byte*>;
-/// The factors by which inputs are multiplied before they are added. May be empty.
-using Factors = Numbered<double>;
-
-/// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
-/// do not depend on which rank computes them or on how the work was divided. There is at least one
-/// input and one output, and is_reducible(dtype, op). An output may be one of the inputs; otherwise they do not overlap. With
-/// factors it is a sum of floating-point or complex numbers, each multiplied and rounded first. 16-bit numbers
-/// are multiplied as floats.
-void reduce_to(
-    DType dtype,
-    ReduceOp op,
-    Places const& inputs,
-    Places const& outputs,
-    std::size_t count,
-    Factors const& factors = {},
-    InstructionSet set = instruction_set()
-);
-
-}}} // namespace joinable::v0::detail
-
-#endif
-#endif
-
-// ---- joinable/reduction/halves.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-#ifndef JOINABLE_REDUCTION_HALVES_HPP_PART_1
-#define JOINABLE_REDUCTION_HALVES_HPP_PART_1
-
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-
-/// @file
-/// Converts rows of 16-bit numbers to float and back, with the same bits as Half and BFloat16.
-/// Compiled for each instruction set. Rows do not overlap.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-template <sixteen_bits T>
-struct Widen {
-    static constexpr std::size_t from_bytes = sizeof(T);
-    static constexpr std::size_t to_bytes = sizeof(float);
-    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
-
-    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
-        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
-    }
-    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
-        EightFloats floats;
-        widen(load<EightHalves>(from), floats);
-        std::memcpy(to, &floats, sizeof(floats));
-    }
-};
-
-template <sixteen_bits T>
-struct Narrow {
-    static constexpr std::size_t from_bytes = sizeof(float);
-    static constexpr std::size_t to_bytes = sizeof(T);
-    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
-
-    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
-        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
-    }
-    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
-        EightFloats floats;
-        EightHalves halves;
-        std::memcpy(&floats, from, sizeof(floats));
-        narrow(floats, halves);
-        store(to, halves);
-    }
-};
-
-/// Converts a row. Uses the processor's instruction, if there is one.
-template <class C>
-struct ConvertLoop {
-    [[gnu::always_inline]] static void
-    run(std::size_t /*width*/,
-        std::size_t done,
-        std::byte const* __restrict from,
-        std::byte* __restrict to,
-        std::size_t count) noexcept {
-        for (std::size_t i = done; i < count; ++i) {
-            C::one(from + i * C::from_bytes, to + i * C::to_bytes);
-        }
-    }
-    JOINABLE_INLINE_AVX2 static std::size_t
-    convert(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-        std::size_t done = 0;
-        if constexpr (C::has_instruction) {
-            for (; done + 8 <= count; done += 8) {
-                C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
-            }
-        }
-        return done;
-    }
-};
-template <class C>
-using ConvertLoops = CompiledLoop<ConvertLoop<C>, std::byte const*, std::byte*, std::size_t>;
-
-}}} // namespace joinable::v0::detail
-
-#endif
-#endif
-
-// ---- joinable/reduction/lanes.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <bit>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <type_traits>
-#include <utility>
-
-/// @file
-/// Elements in registers, and the operations of a reduction on them. Registers are compiler vector
-/// types, and the functions are always inlined. The same source thus compiles for each instruction
-/// set, at any optimisation level.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A register of elements.
-template <class T, std::size_t width>
-struct Lanes {
-    using Register [[gnu::vector_size(width)]] = T;
-    static constexpr std::size_t bytes = width;
-    Register numbers;
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        std::memcpy(&numbers, from, width);
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        std::memcpy(to, &numbers, width);
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
-        operation(numbers, next.numbers);
-    }
-    /// Rounds the product before it is added, so that all processors give the same bits.
-    [[gnu::always_inline]] void scale(T factor) noexcept {
-        if constexpr (width == sizeof(T)) {
-            T product;
-            JOINABLE_ROUNDED_PRODUCT(product, numbers[0], factor);
-            numbers[0] = product;
-        } else {
-            JOINABLE_ROUNDED_PRODUCT(numbers, numbers, factor);
-        }
-    }
-};
-
-/// One complex number. Only products need its parts together, so this is not vectorised.
-template <class Real, std::size_t width>
-struct Lanes<Complex<Real>, width> {
-    static constexpr std::size_t bytes = sizeof(Complex<Real>);
-    Complex<Real> number;
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        std::memcpy(&number, from, bytes);
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        std::memcpy(to, &number, bytes);
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
-        operation(number, next.number);
-    }
-};
-
-/// Registers that are computed together. They are half of a processor's registers, so that many
-/// loads are in flight before something is written. Four take 1.2 times as long in the second-level
-/// cache, as do twelve.
-template <class L>
-struct EightLanes {
-    static constexpr std::size_t number = 8;
-    static constexpr std::size_t bytes = number * L::bytes;
-    L lanes[number];
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        JOINABLE_UNROLL
-        for (std::size_t i = 0; i < number; ++i) {
-            lanes[i].load(from + i * L::bytes);
-        }
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        JOINABLE_UNROLL
-        for (std::size_t i = 0; i < number; ++i) {
-            lanes[i].store(to + i * L::bytes);
-        }
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void
-    combine(Operation const& operation, EightLanes const& next) noexcept {
-        JOINABLE_UNROLL
-        for (std::size_t i = 0; i < number; ++i) {
-            lanes[i].combine(operation, next.lanes[i]);
-        }
-    }
-    template <class T>
-    [[gnu::always_inline]] void scale(T factor) noexcept {
-        JOINABLE_UNROLL
-        for (L& lane : lanes) {
-            lane.scale(factor);
-        }
-    }
-};
-
-// An operation on registers: `a`, of the lower ranks, becomes the result of `a` and `b`.
-// `Number<T>` is a type that gives the same bits as T. Fewer types mean less to compile.
-
-/// Complex numbers are added part by part.
-template <class T>
-struct parts_of {
-    using type = T;
-};
-template <class Real>
-struct parts_of<Complex<Real>> {
-    using type = Real;
-};
-template <class T>
-using real_type = typename parts_of<T>::type;
-
-/// Integers are added and multiplied as unsigned, because these wrap around. Signed overflow is
-/// undefined, and reducing any rank's data must be defined.
-template <class T>
-struct without_sign {
-    using type = T;
-};
-template <std::integral T>
-struct without_sign<T> {
-    using type = bits_of_size<sizeof(T)>;
-};
-
-struct Plus {
-    static constexpr ReduceOp op = ReduceOp::sum;
-    template <class T>
-    using Number = typename without_sign<real_type<T>>::type;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a + b;
-    }
-};
-/// Adds each rank's value times that rank's factor. Floating-point numbers only.
-struct PlusScaled : Plus {
-    template <class T>
-    using Number = std::conditional_t<std::floating_point<real_type<T>>, real_type<T>, float>;
-};
-struct Times {
-    static constexpr ReduceOp op = ReduceOp::product;
-    template <class T>
-    using Number = typename without_sign<T>::type;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a * b;
-    }
-    template <class Real>
-    [[gnu::always_inline]] void
-    operator()(Complex<Real>& a, Complex<Real> const& b) const noexcept {
-        Real ac;
-        Real bd;
-        Real ad;
-        Real bc;
-        JOINABLE_ROUNDED_PRODUCT(ac, a.parts[0], b.parts[0]);
-        JOINABLE_ROUNDED_PRODUCT(bd, a.parts[1], b.parts[1]);
-        JOINABLE_ROUNDED_PRODUCT(ad, a.parts[0], b.parts[1]);
-        JOINABLE_ROUNDED_PRODUCT(bc, a.parts[1], b.parts[0]);
-        a = {{ac - bd, ad + bc}};
-    }
-};
-struct BitAnd {
-    static constexpr ReduceOp op = ReduceOp::bit_and;
-    template <class>
-    using Number = std::uint8_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a & b;
-    }
-};
-struct BitOr {
-    static constexpr ReduceOp op = ReduceOp::bit_or;
-    template <class>
-    using Number = std::uint8_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a | b;
-    }
-};
-
-/// A register for the bits of another one. Comparisons of that one have this type.
-template <class Register>
-using bits_of_register =
-    decltype(std::declval<Register const&>() < std::declval<Register const&>());
-
-/// Whether a register has floating-point numbers.
-template <class Register>
-inline constexpr bool has_floats =
-    std::floating_point<std::remove_cvref_t<decltype(std::declval<Register const&>()[0])>>;
-
-/// `x` becomes the result of two numbers. `x` and `y` are what a comparison of them chooses, in one
-/// order and in the other. They are the same, unless the numbers are 0 and -0, which an operation on
-/// bits decides, or a number is a NaN. A result that is NaN has the same bits whatever the NaNs have.
-template <class Register, class Operation>
-[[gnu::always_inline]] inline void
-resolve_floats(Register& x, Register const& y, Operation const& decide) noexcept {
-    using Bits = bits_of_register<Register>;
-    using Number = std::remove_cvref_t<decltype(x[0])>;
-    using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
-    constexpr auto quiet = std::bit_cast<Word>(std::numeric_limits<Number>::quiet_NaN());
-    Bits result;
-    Bits other;
-    std::memcpy(&result, &x, sizeof(x));
-    std::memcpy(&other, &y, sizeof(y));
-    decide(result, other);
-    result = x == y ? result : Bits{} | quiet;
-    std::memcpy(&x, &result, sizeof(x));
-}
-
-/// Among floating-point numbers a NaN wins, and -0 is less than 0. The bits thus do not depend on
-/// the order of ranks.
-struct Lesser {
-    static constexpr ReduceOp op = ReduceOp::min;
-    template <class T>
-    using Number = std::conditional_t<std::same_as<T, bool>, std::uint8_t, T>;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        if constexpr (has_floats<Register>) {
-            Register const other = a < b ? a : b;
-            a = b < a ? b : a;
-            resolve_floats(a, other, BitOr{}); // of 0 and -0 it is -0
-        } else {
-            a = b < a ? b : a;
-        }
-    }
-};
-struct Greater {
-    static constexpr ReduceOp op = ReduceOp::max;
-    template <class T>
-    using Number = std::conditional_t<std::same_as<T, bool>, std::uint8_t, T>;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        if constexpr (has_floats<Register>) {
-            Register const other = b < a ? a : b;
-            a = a < b ? b : a;
-            resolve_floats(a, other, BitAnd{}); // of 0 and -0 it is 0
-        } else {
-            a = a < b ? b : a;
-        }
-    }
-};
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/reduction/impl/reduce.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <span>
-#include <type_traits>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// One pass of a reduction. It reads every input once, in order, and writes every output. An output
-/// may be one of the inputs; otherwise they do not overlap.
-struct ReductionPass {
-    std::span<std::byte const* const> inputs;
-    std::span<std::byte* const> outputs;
-    std::size_t bytes;
-    double const* factors = nullptr; ///< for each input, for PlusScaled
-
-    static constexpr std::size_t most = 16; ///< of inputs, of outputs: more would overload a cache
-};
-
-template <class T, class Operation, class L>
-[[gnu::always_inline]] inline void
-load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t at) noexcept {
-    lanes.load(pass.inputs[input] + at);
-    if constexpr (std::is_same_v<Operation, PlusScaled>) {
-        lanes.scale(static_cast<T>(pass.factors[input]));
-    }
-}
-
-/// Reduces from byte `at` of every input as long as there are whole lanes. It reads all inputs of a
-/// lane before it writes. Returns the byte at which it stopped.
-template <class T, class L, class Operation>
-[[gnu::always_inline]] inline std::size_t
-reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
-    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
-        L result;
-        load_input<T, Operation>(result, pass, 0, at);
-        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
-            L next;
-            load_input<T, Operation>(next, pass, i, at);
-            result.combine(operation, next);
-        }
-        for (std::byte* const output : pass.outputs) {
-            result.store(output + at);
-        }
-    }
-    return at;
-}
-
-template <class T, std::size_t width, class Operation>
-[[gnu::always_inline]] inline void
-reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
-    std::size_t at = reduce_lanes<T, EightLanes<Lanes<T, width>>>(operation, pass, 0);
-    at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
-    if constexpr (width > 16) {
-        at = reduce_lanes<T, Lanes<T, 16>>(operation, pass, at);
-    }
-    reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
-}
-
-// The same loop for each instruction set. AVX-512 is only for float, the type of gradients and of
-// widened 16-bit numbers: it helps in cache, and every further function takes time to compile.
-template <class T, class Operation>
-JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 16>(Operation{}, pass);
-}
-template <class T, class Operation>
-JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 32>(Operation{}, pass);
-}
-
-template <class Operation>
-JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
-    reduce_bytes<float, 64>(Operation{}, pass);
-}
-
-/// The type in which a reduction computes: 16-bit numbers are widened first.
-template <class T>
-using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
-
-using RunPass = void (*)(ReductionPass const&) noexcept;
-
-/// Nothing is compiled for reductions that are refused.
-/// @pre is_reducible(dtype, Operation::op)
-template <class Operation>
-RunPass pass_function(DType dtype, InstructionSet set) {
-    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
-        if constexpr (is_reducible(dtype_of<Stored>, Operation::op)) {
-            using T = typename Operation::template Number<accumulator_of<Stored>>;
-            if constexpr (complex_number<T>) {
-                return &reduce_baseline<T, Operation>;
-            } else {
-                if constexpr (std::is_same_v<T, float>) {
-                    if (set == InstructionSet::avx512) {
-                        return &reduce_avx512<Operation>;
-                    }
-                }
-                return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
-                                                       : &reduce_avx2<T, Operation>;
-            }
-        } else {
-            return nullptr;
-        }
-    });
-}
-
-/// The function that runs passes on this processor, over numbers that are computed in their stored
-/// type.
-inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
-    switch (op) {
-    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
-    case ReduceOp::product: return pass_function<Times>(dtype, set);
-    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
-    case ReduceOp::max: return pass_function<Greater>(dtype, set);
-    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
-    case ReduceOp::bit_or: break;
-    }
-    return pass_function<BitOr>(dtype, set);
-}
-
-/// The function that runs passes of this reduction, scaled or not.
-inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
-    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
-}
-
-/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache. It
-/// is for more inputs or outputs than one pass takes, and for 16-bit numbers, which accumulate in
-/// float and are rounded once.
-class TiledReduction {
-public:
-    TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
-        : factors_{factors} {
-        if (is_half_precision(dtype)) {
-            bool const is_half = dtype == DType::f16;
-            widen_ = is_half ? ConvertLoops<Widen<Half>>::of(set)
-                             : ConvertLoops<Widen<BFloat16>>::of(set);
-            narrow_ = is_half ? ConvertLoops<Narrow<Half>>::of(set)
-                              : ConvertLoops<Narrow<BFloat16>>::of(set);
-            dtype = DType::f32;
-        }
-        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
-    }
-
-    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
-        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
-            std::size_t const n = (std::min)(tile_bytes, bytes - at);
-            std::byte const* const sum = reduce_tile(inputs, at, n);
-            std::byte* const first = outputs[0] + at;
-            if (narrow_ != nullptr) {
-                narrow_(sum, first, n / sizeof(Half));
-            } else {
-                std::memcpy(first, sum, n);
-            }
-            for (std::size_t i = 1; i < outputs.size(); ++i) {
-                std::memcpy(outputs[i] + at, first, n);
-            }
-        }
-    }
-
-private:
-    static constexpr std::size_t tile_bytes = 2048;
-    using Tile = std::array<std::byte, 2 * tile_bytes>; // room for widened numbers
-
-    /// Returns the unrounded result, in the first tile.
-    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
-        bool const widens = widen_ != nullptr;
-        std::byte* const sum = tiles_[0].data();
-        std::array<std::byte const*, ReductionPass::most> from;
-        std::array<double, ReductionPass::most> factors;
-        std::size_t filled = 0;
-        for (std::size_t i = 0; i < inputs.size(); ++i) {
-            from[filled] = inputs[i] + at;
-            factors[filled] = factors_.size() == 0 ? 1.0 : factors_[i];
-            if (widens) {
-                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
-                from[filled] = tiles_[filled].data();
-            }
-            ++filled;
-            if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
-                from[0] = sum;
-                factors[0] = 1.0;
-                filled = 1;
-            }
-        }
-        return sum;
-    }
-
-    Factors factors_;
-    RunPass run_pass_;
-    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
-};
-
-JOINABLE_DEFINITION void reduce_to(
-    DType dtype,
-    ReduceOp op,
-    Places const& inputs,
-    Places const& outputs,
-    std::size_t count,
-    Factors const& factors,
-    InstructionSet set
-) {
-    std::size_t const bytes = count * size_of(dtype);
-    std::array<std::byte const*, ReductionPass::most> from;
-    std::array<std::byte*, ReductionPass::most> to;
-    if (is_half_precision(dtype) || inputs.size() > from.size() || outputs.size() > to.size()) {
-        return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
-    }
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-        from[i] = inputs[i];
-    }
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-        to[i] = outputs[i];
-    }
-    std::array<double, ReductionPass::most> by;
-    for (std::size_t i = 0; i < factors.size(); ++i) {
-        by[i] = factors[i];
-    }
-    pass_function(dtype, op, factors.size() != 0, set)(
-        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
-    );
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
 // ---- joinable/device/impl/copy.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
@@ -3935,34 +3314,6 @@ void for_each_element(Operation const& operation, AnyView const& from, AnyView c
     );
 }
 
-/// Adds a row to another one, or to itself. A dense one is added as a sum over ranks is: that is compiled anyway.
-inline void add_row(
-    DType dtype, Rows<std::byte const> const& from, Rows<std::byte> const& to, std::size_t count
-) {
-    if (from.step == size_of(dtype) && to.step == size_of(dtype)) {
-        auto const input = [&](std::size_t i) {
-            // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it is not written
-            return i == 0 ? to.data : const_cast<std::byte*>(from.data);
-        };
-        reduce_to(dtype, ReduceOp::sum, {2, input}, {1, input}, count);
-        return;
-    }
-    auto const add_each = [&]<class Add>(Add const& operation) {
-        using Element = typename Add::Element;
-        for (std::size_t i = 0; i < count; ++i) {
-            std::byte* const target = to.data + i * to.step;
-            auto const sum =
-                operation(load<Element>(from.data + i * from.step), load<Element>(target));
-            store<Element>(target, static_cast<Element>(sum));
-        }
-    };
-    if (is_floating_point(dtype)) {
-        visit_floating(dtype, [&]<class T>(std::type_identity<T>) { add_each(Add<T>{}); });
-    } else {
-        visit_bits(dtype, [&]<class Bits>(Bits) { add_each(Add<Bits>{}); });
-    }
-}
-
 }}} // namespace joinable::v0::detail
 
 namespace joinable { inline namespace v0 {
@@ -4012,25 +3363,17 @@ JOINABLE_DEFINITION void add(AnyView const& from, AnyView const& to) {
     if (detail::is_complex(from.dtype())) {
         return add(detail::as_reals(from), detail::as_reals(to));
     }
-    if (to.numel() == 0) {
-        return;
-    }
-    detail::Loops loops{to.extents(), from.strides(), to.strides(), size_of(to.dtype())};
-    detail::visit_bits(to.dtype(), [&]<class Bits>(Bits) {
-        detail::for_all_rows<Bits>(
-            loops,
-            static_cast<std::byte const*>(from.data()),
-            static_cast<std::byte*>(to.data()),
-            [&](detail::Rows<std::byte const> source,
-                detail::Rows<std::byte> target,
-                std::size_t count,
-                std::size_t rows) {
-                for (; rows != 0; --rows, source.data += source.next, target.data += target.next) {
-                    detail::add_row(to.dtype(), source, target, count);
-                }
+    if (is_floating_point(from.dtype())) {
+        detail::visit_floating(from.dtype(), [&]<class T>(std::type_identity<T>) {
+            detail::for_each_element(detail::Add<T>{}, from, to);
+        });
+    } else {
+        detail::visit_bits(from.dtype(), [&]<class Bits>(Bits) {
+            if constexpr (sizeof(Bits) != 2) {
+                detail::for_each_element(detail::Add<Bits>{}, from, to);
             }
-        );
-    });
+        });
+    }
 }
 
 JOINABLE_DEFINITION void fill_zero(AnyView const& to) {
@@ -22724,6 +22067,627 @@ void combine_contributions(
 );
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/reduction/reduce.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_REDUCTION_REDUCE_HPP_PART_1
+#define JOINABLE_REDUCTION_REDUCE_HPP_PART_1
+
+#include <cstddef>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A function from an index to a value, or none. Refers to the given function.
+template <class T>
+class Numbered {
+public:
+    Numbered() = default;
+    template <class Function>
+    Numbered(std::size_t number, Function const& function) noexcept
+        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
+              return (*static_cast<Function const*>(called))(i);
+          }} {}
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
+
+private:
+    std::size_t size_ = 0;
+    void const* function_ = nullptr;
+    T (*call_)(void const*, std::size_t) = nullptr;
+};
+/// The addresses of all ranks' inputs, or of the outputs.
+using Places = Numbered<std::byte*>;
+/// The factors by which inputs are multiplied before they are added. May be empty.
+using Factors = Numbered<double>;
+
+/// Combines `count` elements of all inputs in rank order and writes them to every output. The bits
+/// do not depend on which rank computes them or on how the work was divided. There is at least one
+/// input and one output, and is_reducible(dtype, op). An output may be one of the inputs; otherwise they do not overlap. With
+/// factors it is a sum of floating-point or complex numbers, each multiplied and rounded first. 16-bit numbers
+/// are multiplied as floats.
+void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    Factors const& factors = {},
+    InstructionSet set = instruction_set()
+);
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
+// ---- joinable/reduction/halves.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_REDUCTION_HALVES_HPP_PART_1
+#define JOINABLE_REDUCTION_HALVES_HPP_PART_1
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+/// @file
+/// Converts rows of 16-bit numbers to float and back, with the same bits as Half and BFloat16.
+/// Compiled for each instruction set. Rows do not overlap.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <sixteen_bits T>
+struct Widen {
+    static constexpr std::size_t from_bytes = sizeof(T);
+    static constexpr std::size_t to_bytes = sizeof(float);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        widen(load<EightHalves>(from), floats);
+        std::memcpy(to, &floats, sizeof(floats));
+    }
+};
+
+template <sixteen_bits T>
+struct Narrow {
+    static constexpr std::size_t from_bytes = sizeof(float);
+    static constexpr std::size_t to_bytes = sizeof(T);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        EightHalves halves;
+        std::memcpy(&floats, from, sizeof(floats));
+        narrow(floats, halves);
+        store(to, halves);
+    }
+};
+
+/// Converts a row. Uses the processor's instruction, if there is one.
+template <class C>
+struct ConvertLoop {
+    [[gnu::always_inline]] static void
+    run(std::size_t /*width*/,
+        std::size_t done,
+        std::byte const* __restrict from,
+        std::byte* __restrict to,
+        std::size_t count) noexcept {
+        for (std::size_t i = done; i < count; ++i) {
+            C::one(from + i * C::from_bytes, to + i * C::to_bytes);
+        }
+    }
+    JOINABLE_INLINE_AVX2 static std::size_t
+    convert(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+        std::size_t done = 0;
+        if constexpr (C::has_instruction) {
+            for (; done + 8 <= count; done += 8) {
+                C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+            }
+        }
+        return done;
+    }
+};
+template <class C>
+using ConvertLoops = CompiledLoop<ConvertLoop<C>, std::byte const*, std::byte*, std::size_t>;
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
+// ---- joinable/reduction/lanes.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+/// @file
+/// Elements in registers, and the operations of a reduction on them. Registers are compiler vector
+/// types, and the functions are always inlined. The same source thus compiles for each instruction
+/// set, at any optimisation level.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A register of elements.
+template <class T, std::size_t width>
+struct Lanes {
+    using Register [[gnu::vector_size(width)]] = T;
+    static constexpr std::size_t bytes = width;
+    Register numbers;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        std::memcpy(&numbers, from, width);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        std::memcpy(to, &numbers, width);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
+        operation(numbers, next.numbers);
+    }
+    /// Rounds the product before it is added, so that all processors give the same bits.
+    [[gnu::always_inline]] void scale(T factor) noexcept {
+        if constexpr (width == sizeof(T)) {
+            T product;
+            JOINABLE_ROUNDED_PRODUCT(product, numbers[0], factor);
+            numbers[0] = product;
+        } else {
+            JOINABLE_ROUNDED_PRODUCT(numbers, numbers, factor);
+        }
+    }
+};
+
+/// One complex number. Only products need its parts together, so this is not vectorised.
+template <class Real, std::size_t width>
+struct Lanes<Complex<Real>, width> {
+    static constexpr std::size_t bytes = sizeof(Complex<Real>);
+    Complex<Real> number;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        std::memcpy(&number, from, bytes);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        std::memcpy(to, &number, bytes);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
+        operation(number, next.number);
+    }
+};
+
+/// Registers that are computed together. They are half of a processor's registers, so that many
+/// loads are in flight before something is written. Four take 1.2 times as long in the second-level
+/// cache, as do twelve.
+template <class L>
+struct EightLanes {
+    static constexpr std::size_t number = 8;
+    static constexpr std::size_t bytes = number * L::bytes;
+    L lanes[number];
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        JOINABLE_UNROLL
+        for (std::size_t i = 0; i < number; ++i) {
+            lanes[i].load(from + i * L::bytes);
+        }
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        JOINABLE_UNROLL
+        for (std::size_t i = 0; i < number; ++i) {
+            lanes[i].store(to + i * L::bytes);
+        }
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void
+    combine(Operation const& operation, EightLanes const& next) noexcept {
+        JOINABLE_UNROLL
+        for (std::size_t i = 0; i < number; ++i) {
+            lanes[i].combine(operation, next.lanes[i]);
+        }
+    }
+    template <class T>
+    [[gnu::always_inline]] void scale(T factor) noexcept {
+        JOINABLE_UNROLL
+        for (L& lane : lanes) {
+            lane.scale(factor);
+        }
+    }
+};
+
+// An operation on registers: `a`, of the lower ranks, becomes the result of `a` and `b`.
+// `Number<T>` is a type that gives the same bits as T. Fewer types mean less to compile.
+
+/// Complex numbers are added part by part.
+template <class T>
+struct parts_of {
+    using type = T;
+};
+template <class Real>
+struct parts_of<Complex<Real>> {
+    using type = Real;
+};
+template <class T>
+using real_type = typename parts_of<T>::type;
+
+/// Integers are added and multiplied as unsigned, because these wrap around. Signed overflow is
+/// undefined, and reducing any rank's data must be defined.
+template <class T>
+struct without_sign {
+    using type = T;
+};
+template <std::integral T>
+struct without_sign<T> {
+    using type = bits_of_size<sizeof(T)>;
+};
+
+struct Plus {
+    static constexpr ReduceOp op = ReduceOp::sum;
+    template <class T>
+    using Number = typename without_sign<real_type<T>>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a + b;
+    }
+};
+/// Adds each rank's value times that rank's factor. Floating-point numbers only.
+struct PlusScaled : Plus {
+    template <class T>
+    using Number = std::conditional_t<std::floating_point<real_type<T>>, real_type<T>, float>;
+};
+struct Times {
+    static constexpr ReduceOp op = ReduceOp::product;
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a * b;
+    }
+    template <class Real>
+    [[gnu::always_inline]] void
+    operator()(Complex<Real>& a, Complex<Real> const& b) const noexcept {
+        Real ac;
+        Real bd;
+        Real ad;
+        Real bc;
+        JOINABLE_ROUNDED_PRODUCT(ac, a.parts[0], b.parts[0]);
+        JOINABLE_ROUNDED_PRODUCT(bd, a.parts[1], b.parts[1]);
+        JOINABLE_ROUNDED_PRODUCT(ad, a.parts[0], b.parts[1]);
+        JOINABLE_ROUNDED_PRODUCT(bc, a.parts[1], b.parts[0]);
+        a = {{ac - bd, ad + bc}};
+    }
+};
+struct BitAnd {
+    static constexpr ReduceOp op = ReduceOp::bit_and;
+    template <class>
+    using Number = std::uint8_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a & b;
+    }
+};
+struct BitOr {
+    static constexpr ReduceOp op = ReduceOp::bit_or;
+    template <class>
+    using Number = std::uint8_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a | b;
+    }
+};
+
+/// A register for the bits of another one. Comparisons of that one have this type.
+template <class Register>
+using bits_of_register =
+    decltype(std::declval<Register const&>() < std::declval<Register const&>());
+
+/// Whether a register has floating-point numbers.
+template <class Register>
+inline constexpr bool has_floats =
+    std::floating_point<std::remove_cvref_t<decltype(std::declval<Register const&>()[0])>>;
+
+/// `x` becomes the result of two numbers. `x` and `y` are what a comparison of them chooses, in one
+/// order and in the other. They are the same, unless the numbers are 0 and -0, which an operation on
+/// bits decides, or a number is a NaN. A result that is NaN has the same bits whatever the NaNs have.
+template <class Register, class Operation>
+[[gnu::always_inline]] inline void
+resolve_floats(Register& x, Register const& y, Operation const& decide) noexcept {
+    using Bits = bits_of_register<Register>;
+    using Number = std::remove_cvref_t<decltype(x[0])>;
+    using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
+    constexpr auto quiet = std::bit_cast<Word>(std::numeric_limits<Number>::quiet_NaN());
+    Bits result;
+    Bits other;
+    std::memcpy(&result, &x, sizeof(x));
+    std::memcpy(&other, &y, sizeof(y));
+    decide(result, other);
+    result = x == y ? result : Bits{} | quiet;
+    std::memcpy(&x, &result, sizeof(x));
+}
+
+/// Among floating-point numbers a NaN wins, and -0 is less than 0. The bits thus do not depend on
+/// the order of ranks.
+struct Lesser {
+    static constexpr ReduceOp op = ReduceOp::min;
+    template <class T>
+    using Number = std::conditional_t<std::same_as<T, bool>, std::uint8_t, T>;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        if constexpr (has_floats<Register>) {
+            Register const other = a < b ? a : b;
+            a = b < a ? b : a;
+            resolve_floats(a, other, BitOr{}); // of 0 and -0 it is -0
+        } else {
+            a = b < a ? b : a;
+        }
+    }
+};
+struct Greater {
+    static constexpr ReduceOp op = ReduceOp::max;
+    template <class T>
+    using Number = std::conditional_t<std::same_as<T, bool>, std::uint8_t, T>;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        if constexpr (has_floats<Register>) {
+            Register const other = b < a ? a : b;
+            a = a < b ? b : a;
+            resolve_floats(a, other, BitAnd{}); // of 0 and -0 it is 0
+        } else {
+            a = a < b ? b : a;
+        }
+    }
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/reduction/impl/reduce.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// One pass of a reduction. It reads every input once, in order, and writes every output. An output
+/// may be one of the inputs; otherwise they do not overlap.
+struct ReductionPass {
+    std::span<std::byte const* const> inputs;
+    std::span<std::byte* const> outputs;
+    std::size_t bytes;
+    double const* factors = nullptr; ///< for each input, for PlusScaled
+
+    static constexpr std::size_t most = 16; ///< of inputs, of outputs: more would overload a cache
+};
+
+template <class T, class Operation, class L>
+[[gnu::always_inline]] inline void
+load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t at) noexcept {
+    lanes.load(pass.inputs[input] + at);
+    if constexpr (std::is_same_v<Operation, PlusScaled>) {
+        lanes.scale(static_cast<T>(pass.factors[input]));
+    }
+}
+
+/// Reduces from byte `at` of every input as long as there are whole lanes. It reads all inputs of a
+/// lane before it writes. Returns the byte at which it stopped.
+template <class T, class L, class Operation>
+[[gnu::always_inline]] inline std::size_t
+reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
+    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
+        L result;
+        load_input<T, Operation>(result, pass, 0, at);
+        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
+            L next;
+            load_input<T, Operation>(next, pass, i, at);
+            result.combine(operation, next);
+        }
+        for (std::byte* const output : pass.outputs) {
+            result.store(output + at);
+        }
+    }
+    return at;
+}
+
+template <class T, std::size_t width, class Operation>
+[[gnu::always_inline]] inline void
+reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
+    std::size_t at = reduce_lanes<T, EightLanes<Lanes<T, width>>>(operation, pass, 0);
+    at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
+    if constexpr (width > 16) {
+        at = reduce_lanes<T, Lanes<T, 16>>(operation, pass, at);
+    }
+    reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
+}
+
+// The same loop for each instruction set. AVX-512 is only for float, the type of gradients and of
+// widened 16-bit numbers: it helps in cache, and every further function takes time to compile.
+template <class T, class Operation>
+JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
+    reduce_bytes<T, 16>(Operation{}, pass);
+}
+template <class T, class Operation>
+JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
+    reduce_bytes<T, 32>(Operation{}, pass);
+}
+
+template <class Operation>
+JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
+    reduce_bytes<float, 64>(Operation{}, pass);
+}
+
+/// The type in which a reduction computes: 16-bit numbers are widened first.
+template <class T>
+using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
+
+using RunPass = void (*)(ReductionPass const&) noexcept;
+
+/// Nothing is compiled for reductions that are refused.
+/// @pre is_reducible(dtype, Operation::op)
+template <class Operation>
+RunPass pass_function(DType dtype, InstructionSet set) {
+    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
+        if constexpr (is_reducible(dtype_of<Stored>, Operation::op)) {
+            using T = typename Operation::template Number<accumulator_of<Stored>>;
+            if constexpr (complex_number<T>) {
+                return &reduce_baseline<T, Operation>;
+            } else {
+                if constexpr (std::is_same_v<T, float>) {
+                    if (set == InstructionSet::avx512) {
+                        return &reduce_avx512<Operation>;
+                    }
+                }
+                return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
+                                                       : &reduce_avx2<T, Operation>;
+            }
+        } else {
+            return nullptr;
+        }
+    });
+}
+
+/// The function that runs passes on this processor, over numbers that are computed in their stored
+/// type.
+inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
+    switch (op) {
+    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
+    case ReduceOp::product: return pass_function<Times>(dtype, set);
+    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
+    case ReduceOp::max: return pass_function<Greater>(dtype, set);
+    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
+    case ReduceOp::bit_or: break;
+    }
+    return pass_function<BitOr>(dtype, set);
+}
+
+/// The function that runs passes of this reduction, scaled or not.
+inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
+    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
+}
+
+/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache. It
+/// is for more inputs or outputs than one pass takes, and for 16-bit numbers, which accumulate in
+/// float and are rounded once.
+class TiledReduction {
+public:
+    TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
+        : factors_{factors} {
+        if (is_half_precision(dtype)) {
+            bool const is_half = dtype == DType::f16;
+            widen_ = is_half ? ConvertLoops<Widen<Half>>::of(set)
+                             : ConvertLoops<Widen<BFloat16>>::of(set);
+            narrow_ = is_half ? ConvertLoops<Narrow<Half>>::of(set)
+                              : ConvertLoops<Narrow<BFloat16>>::of(set);
+            dtype = DType::f32;
+        }
+        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
+    }
+
+    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
+        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
+            std::size_t const n = (std::min)(tile_bytes, bytes - at);
+            std::byte const* const sum = reduce_tile(inputs, at, n);
+            std::byte* const first = outputs[0] + at;
+            if (narrow_ != nullptr) {
+                narrow_(sum, first, n / sizeof(Half));
+            } else {
+                std::memcpy(first, sum, n);
+            }
+            for (std::size_t i = 1; i < outputs.size(); ++i) {
+                std::memcpy(outputs[i] + at, first, n);
+            }
+        }
+    }
+
+private:
+    static constexpr std::size_t tile_bytes = 2048;
+    using Tile = std::array<std::byte, 2 * tile_bytes>; // room for widened numbers
+
+    /// Returns the unrounded result, in the first tile.
+    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
+        bool const widens = widen_ != nullptr;
+        std::byte* const sum = tiles_[0].data();
+        std::array<std::byte const*, ReductionPass::most> from;
+        std::array<double, ReductionPass::most> factors;
+        std::size_t filled = 0;
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            from[filled] = inputs[i] + at;
+            factors[filled] = factors_.size() == 0 ? 1.0 : factors_[i];
+            if (widens) {
+                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
+                from[filled] = tiles_[filled].data();
+            }
+            ++filled;
+            if (filled == from.size() || i + 1 == inputs.size()) {
+                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
+                from[0] = sum;
+                factors[0] = 1.0;
+                filled = 1;
+            }
+        }
+        return sum;
+    }
+
+    Factors factors_;
+    RunPass run_pass_;
+    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
+};
+
+JOINABLE_DEFINITION void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    Factors const& factors,
+    InstructionSet set
+) {
+    std::size_t const bytes = count * size_of(dtype);
+    std::array<std::byte const*, ReductionPass::most> from;
+    std::array<std::byte*, ReductionPass::most> to;
+    if (is_half_precision(dtype) || inputs.size() > from.size() || outputs.size() > to.size()) {
+        return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        from[i] = inputs[i];
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+        to[i] = outputs[i];
+    }
+    std::array<double, ReductionPass::most> by;
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+        by[i] = factors[i];
+    }
+    pass_function(dtype, op, factors.size() != 0, set)(
+        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
+    );
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/shared_memory/engine/impl/exchange.ipp
 

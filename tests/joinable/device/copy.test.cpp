@@ -361,21 +361,17 @@ TEST_CASE("a plane that fits into no cache is copied to whole cache lines elemen
     check(std::type_identity<double>{}, 1031, 2056);
 }
 
-std::vector<std::uint16_t> all_halves() {
-    std::vector<std::uint16_t> patterns(65536);
-    std::iota(patterns.begin(), patterns.end(), std::uint16_t{0});
-    return patterns;
-}
-
-/// Scales all 16-bit patterns in one row, as the given instruction set does.
-template <class T>
-std::vector<std::uint16_t>
-products_of_all_halves(float factor, joinable::detail::InstructionSet set) {
+/// Applies an operation to all 16-bit patterns in one row, as the given instruction set does.
+template <class Operation>
+std::vector<std::uint16_t> row_of_all_halves(
+    Operation const& operation, joinable::detail::InstructionSet set, std::uint16_t target
+) {
     namespace detail = joinable::detail;
-    std::vector<std::uint16_t> from = all_halves();
-    std::vector<std::uint16_t> to(from.size());
-    detail::ApplyLoops<detail::Scale<T>>::of(set)(
-        detail::Scale<T>{factor},
+    std::vector<std::uint16_t> from(65536);
+    std::iota(from.begin(), from.end(), std::uint16_t{0});
+    std::vector<std::uint16_t> to(from.size(), target);
+    detail::ApplyLoops<Operation>::of(set)(
+        operation,
         detail::Rows<std::byte const>{reinterpret_cast<std::byte const*>(from.data()), 2},
         detail::Rows<std::byte>{reinterpret_cast<std::byte*>(to.data()), 2},
         from.size(),
@@ -384,27 +380,12 @@ products_of_all_halves(float factor, joinable::detail::InstructionSet set) {
     return to;
 }
 
-/// Adds all of them to one number.
-template <class T>
-std::vector<std::uint16_t> sums_of_all_halves(T other, joinable::detail::InstructionSet set) {
-    namespace detail = joinable::detail;
-    std::vector<std::uint16_t> from = all_halves();
-    std::vector<std::uint16_t> to(from.size(), other.bits);
-    auto const rows = [&](std::size_t i) {
-        return reinterpret_cast<std::byte*>(i == 0 ? to.data() : from.data());
-    };
-    detail::reduce_to(
-        joinable::dtype_of<T>, joinable::ReduceOp::sum, {2, rows}, {1, rows}, from.size(), {}, set
-    );
-    return to;
-}
-
 template <class T>
 void check_all_halves(joinable::detail::InstructionSet set) {
     for (float const factor : {1.0F, 0.3F, -1024.0F, 0x1p-15F, 1e-30F}) {
-        auto const products = products_of_all_halves<T>(factor, set);
+        auto const products = row_of_all_halves(joinable::detail::Scale<T>{factor}, set, 0);
         T const other{factor};
-        auto const sums = sums_of_all_halves(other, set);
+        auto const sums = row_of_all_halves(joinable::detail::Add<T>{}, set, other.bits);
         int wrong = 0;
         for (std::size_t i = 0; i < 65536; ++i) {
             auto const value = std::bit_cast<T>(static_cast<std::uint16_t>(i));

@@ -9,7 +9,6 @@
 
 #include <joinable/device/detail/loops.hpp>
 #include <joinable/reduction/arithmetic.hpp>
-#include <joinable/reduction/reduce.hpp>
 #include <joinable/reduction/rows.hpp>
 #include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/reduce_op.hpp>
@@ -100,34 +99,6 @@ void for_each_element(Operation const& operation, AnyView const& from, AnyView c
     );
 }
 
-/// Adds a row to another one, or to itself. A dense one is added as a sum over ranks is: that is compiled anyway.
-inline void add_row(
-    DType dtype, Rows<std::byte const> const& from, Rows<std::byte> const& to, std::size_t count
-) {
-    if (from.step == size_of(dtype) && to.step == size_of(dtype)) {
-        auto const input = [&](std::size_t i) {
-            // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it is not written
-            return i == 0 ? to.data : const_cast<std::byte*>(from.data);
-        };
-        reduce_to(dtype, ReduceOp::sum, {2, input}, {1, input}, count);
-        return;
-    }
-    auto const add_each = [&]<class Add>(Add const& operation) {
-        using Element = typename Add::Element;
-        for (std::size_t i = 0; i < count; ++i) {
-            std::byte* const target = to.data + i * to.step;
-            auto const sum =
-                operation(load<Element>(from.data + i * from.step), load<Element>(target));
-            store<Element>(target, static_cast<Element>(sum));
-        }
-    };
-    if (is_floating_point(dtype)) {
-        visit_floating(dtype, [&]<class T>(std::type_identity<T>) { add_each(Add<T>{}); });
-    } else {
-        visit_bits(dtype, [&]<class Bits>(Bits) { add_each(Add<Bits>{}); });
-    }
-}
-
 }}} // namespace joinable::v0::detail
 
 namespace joinable { inline namespace v0 {
@@ -177,25 +148,17 @@ JOINABLE_DEFINITION void add(AnyView const& from, AnyView const& to) {
     if (detail::is_complex(from.dtype())) {
         return add(detail::as_reals(from), detail::as_reals(to));
     }
-    if (to.numel() == 0) {
-        return;
-    }
-    detail::Loops loops{to.extents(), from.strides(), to.strides(), size_of(to.dtype())};
-    detail::visit_bits(to.dtype(), [&]<class Bits>(Bits) {
-        detail::for_all_rows<Bits>(
-            loops,
-            static_cast<std::byte const*>(from.data()),
-            static_cast<std::byte*>(to.data()),
-            [&](detail::Rows<std::byte const> source,
-                detail::Rows<std::byte> target,
-                std::size_t count,
-                std::size_t rows) {
-                for (; rows != 0; --rows, source.data += source.next, target.data += target.next) {
-                    detail::add_row(to.dtype(), source, target, count);
-                }
+    if (is_floating_point(from.dtype())) {
+        detail::visit_floating(from.dtype(), [&]<class T>(std::type_identity<T>) {
+            detail::for_each_element(detail::Add<T>{}, from, to);
+        });
+    } else {
+        detail::visit_bits(from.dtype(), [&]<class Bits>(Bits) {
+            if constexpr (sizeof(Bits) != 2) {
+                detail::for_each_element(detail::Add<Bits>{}, from, to);
             }
-        );
-    });
+        });
+    }
 }
 
 JOINABLE_DEFINITION void fill_zero(AnyView const& to) {

@@ -3,6 +3,7 @@
 #include <joinable/compression.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/instruction_set.hpp>
 #include <support/linear_model.hpp>
 #include <support/numbers.hpp>
 #include <support/process_ranks.hpp>
@@ -224,6 +226,17 @@ TEST_CASE("what compressed rounds deliver and what ranks keep is the sum of the 
 TEST_CASE("what compressed rounds of processes deliver and keep is the sum of the gradients") {
     run_process_ranks({1, 2, 3, 4, 8}, [](joinable::ProcessCommunicator& comm) {
         check_all_conserved(comm, DType::f32);
+    });
+}
+
+TEST_CASE("ranks whose processors have different instruction sets end with the same bits") {
+    using Set = joinable::detail::InstructionSet;
+    run_process_ranks({2, 3, 4}, [](joinable::ProcessCommunicator& comm) {
+        constexpr std::array sets{Set::baseline, Set::avx512, Set::avx2};
+        OnlyInstructionSet const set{sets[static_cast<std::size_t>(comm.rank()) % 3]};
+        for (DType const dtype : {DType::f32, DType::bf16}) {
+            check_all_conserved(comm, dtype); // compares the bits of all averages, too
+        }
     });
 }
 

@@ -365,6 +365,11 @@ MUTATIONS = [
         "interop/torch.test.cpp", "complex parameters are averaged*",
     ),
     Mutation(
+        "static-graphs-of-modules-are-told-what-is-unused", "interop/torch.hpp",
+        "finds_unused_{options.find_unused && !options.static_graph}", "finds_unused_{options.find_unused}",
+        "interop/torch_drawn.test.cpp", "any training of a libtorch module*",
+    ),
+    Mutation(
         "ignored-parameters-are-averaged", "interop/torch.hpp",
         "tensor.defined() && !is_named(item.key(), ignore) &&", "tensor.defined() &&",
         "interop/torch_module.test.cpp", "what options.ignore names*",

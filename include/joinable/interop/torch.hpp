@@ -153,6 +153,13 @@ struct parameter_traits<detail::NamedTorchTensor> {
         if (gradient == nullptr || gradient->layout() != c10::kSparse) {
             return {};
         }
+        if (gradient->_nnz() == 0) { // libtorch 1.13's zero_() leaves one with other dimensions
+            auto extents = p.tensor.sizes().vec();
+            extents[0] = 0;
+            p.indices = gradient->_indices().new_empty({0});
+            p.values = gradient->_values().new_empty(extents);
+            return {AnyView{p.indices}, AnyView{p.values}};
+        }
         if (gradient->sparse_dim() != 1) {
             throw ContractViolation{detail::concat(
                 "the sparse gradient of ",
@@ -813,7 +820,7 @@ private:
                std::move(reduction)},
           module_{detail::torch_module_of(module)},
           parameters_{detail::distinct_tensors(module_.named_parameters(), options.ignore)},
-          views_{std::move(views)}, finds_unused_{options.find_unused} {
+          views_{std::move(views)}, finds_unused_{options.find_unused && !options.static_graph} {
         if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
             keep_ = module.ptr();
         } else if constexpr (std::convertible_to<Holder, std::shared_ptr<void>>) {
@@ -937,7 +944,7 @@ private:
     std::shared_ptr<void> keep_;
     detail::TorchGradients gradients_;
     std::shared_ptr<detail::TorchViews> views_;
-    bool finds_unused_;
+    bool finds_unused_;        ///< in each pass; a static graph finds them in its first round
     bool is_reducing_ = false; ///< in a backward pass
     bool expects_end_ = false;
     bool has_warned_ = false; ///< about an optimizer that is behind

@@ -341,7 +341,7 @@ MUTATIONS = [
     ),
     Mutation(
         "gradient-penalties-end-the-pass", "interop/torch.hpp",
-        "if (!alive.expired() && gradients_.are_accumulated()) {", "if (!alive.expired()) {",
+        "if (*life == Life::lasts && gradients_.are_accumulated()) {", "if (*life == Life::lasts) {",
         "interop/torch.test.cpp", "a gradient penalty*",
     ),
     Mutation(
@@ -368,6 +368,21 @@ MUTATIONS = [
         "static-graphs-of-modules-are-told-what-is-unused", "interop/torch.hpp",
         "finds_unused_{options.find_unused && !options.static_graph}", "finds_unused_{options.find_unused}",
         "interop/torch_drawn.test.cpp", "any training of a libtorch module*",
+    ),
+    Mutation(
+        "cleared-rows-of-a-module-have-any-dimensions", "interop/torch.hpp",
+        "if (gradient->_nnz() == 0) {", "if (false) {",
+        "interop/torch_module.test.cpp", "rows that zero_grad() cleared*",
+    ),
+    Mutation(
+        "gradients-of-modules-may-have-graphs", "interop/torch.hpp",
+        "gradient.defined() && gradient.requires_grad()) {", "false && gradient.defined()) {",
+        "interop/torch_mistakes.test.cpp", "each mistake of a libtorch user*",
+    ),
+    Mutation(
+        "models-of-modules-may-end-before-their-backward-pass", "interop/torch.hpp",
+        "if (life == Life::ended_in_a_round && accumulates) {", "if (false && accumulates) {",
+        "interop/torch_mistakes.test.cpp", "each mistake of a libtorch user*",
     ),
     Mutation(
         "ignored-parameters-are-averaged", "interop/torch.hpp",

@@ -653,6 +653,7 @@ BufferList buffers(Module&& module) {
 /// | forward() in NoGradGuard               | an evaluation: nothing is averaged                               |
 /// | parameters that the outputs do not use | with DataParallelOptions::find_unused, read off their graph      |
 /// | gradient penalties, autograd::grad()   | nothing is averaged until a backward pass adds to gradients      |
+/// | backward() with create_graph           | refused by name: an average has no graph                         |
 /// | buffers, frozen parameters             | take rank 0's, of any type that torch_tensor.hpp lists           |
 /// | Embedding, EmbeddingBag, sparse(true)  | send the rows that they have; p.grad() is then the average of    |
 /// |                                        | them, coalesced, in memory of its own; not on CUDA. Others whose |
@@ -686,6 +687,7 @@ public:
 
     /// Gradients stay, in their own memory, as do handles and views of them that others keep.
     ~DistributedDataParallel() {
+        *life_ = has_forward_pass() ? Life::ended_in_a_round : Life::ended;
         followed_.follow({}, {});
         views_->leave();
     }
@@ -864,8 +866,36 @@ private:
     }
 
     void on_gradient(std::size_t i) {
+        require_no_graph(i);
         begin_reduction();
         Base::mark_ready(i);
+    }
+
+    /// Such a gradient would be averaged, but not its graph.
+    void require_no_graph(std::size_t i) {
+        if (at::Tensor const& gradient = parameters_[i].tensor.grad();
+            gradient.defined() && gradient.requires_grad()) {
+            this->guarded([&] {
+                throw ContractViolation{
+                    "the gradient of parameter " + parameters_[i].name +
+                    " has a graph of its own (create_graph), which would not be averaged; call backward() "
+                    "without create_graph, and take gradients for a penalty by torch::autograd::grad()"
+                };
+            });
+        }
+    }
+
+    enum class Life : char { lasts, ended, ended_in_a_round };
+    /// Called by hooks on outputs, before they use this object.
+    static void require_alive(Life life) {
+        auto const* const nodes = ::torch::autograd::get_current_graph_task_exec_info();
+        bool const accumulates = nodes == nullptr || nodes->empty();
+        if (life == Life::ended_in_a_round && accumulates) {
+            throw ContractViolation{
+                "the DistributedDataParallel was destroyed between forward() and its backward pass, so gradients "
+                "would not be averaged; keep it until the backward pass has run"
+            };
+        }
     }
 
     /// Begins the reduction with the first gradient of a backward pass.
@@ -925,17 +955,15 @@ private:
             std::erase_if(tensors, [&](at::Tensor const& tensor) {
                 return gradients_.watches(tensor); // a hook on a parameter would stay there
             });
-            followed_.follow(
-                tensors,
-                [this, alive = std::weak_ptr<char>{is_alive_}](at::Tensor const&) {
-                    if (!alive.expired() && gradients_.are_accumulated()) {
-                        expect_end();
-                        if (finds_unused_) { // the graph may reach no parameter
-                            begin_reduction();
-                        }
+            followed_.follow(tensors, [this, life = life_](at::Tensor const&) {
+                require_alive(*life);
+                if (*life == Life::lasts && gradients_.are_accumulated()) {
+                    expect_end();
+                    if (finds_unused_) { // the graph may reach no parameter
+                        begin_reduction();
                     }
                 }
-            );
+            });
         });
     }
 
@@ -950,7 +978,8 @@ private:
     bool has_warned_ = false; ///< about an optimizer that is behind
     std::vector<std::size_t> unused_;
     detail::TorchOutputs followed_;
-    std::shared_ptr<char> is_alive_ = std::make_shared<char>();
+    std::shared_ptr<Life> life_ =
+        std::make_shared<Life>(Life::lasts); ///< hooks on outputs outlive this
 };
 
 template <class Comm, class Holder, class Reduction = AllReduce>

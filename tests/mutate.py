@@ -473,6 +473,21 @@ MUTATIONS = [
         "interop/torch_optimizer.test.cpp", "a scheduler of libtorch*",
     ),
     Mutation(
+        "unused-parameters-of-sharded-modules-are-not-sent", "interop/torch_sharded.hpp",
+        ".steps_unused = true", ".steps_unused = false",
+        "interop/torch_sharded.test.cpp", "a sharded libtorch module trains*",
+    ),
+    Mutation(
+        "joined-ranks-do-not-clip-for-libtorch", "interop/torch_sharded.hpp",
+        "            options.shared.emplace_back(*clip);\n", "",
+        "interop/torch_sharded.test.cpp", "a sharded libtorch module trains*",
+    ),
+    Mutation(
+        "norms-of-libtorch-are-clipped-in-all-later-steps", "interop/torch_sharded.hpp",
+        "std::exchange(clip->is_due, false)", "clip->is_due",
+        "interop/torch_sharded.test.cpp", "a norm is clipped in one step*",
+    ),
+    Mutation(
         "samplers-deal-the-same-to-all-ranks", "interop/torch_data.hpp",
         "mine_[i] = shuffle_ ? order[positions[i]] : positions[i];", "mine_[i] = shuffle_ ? order[i] : positions[i];",
         "interop/torch_data.test.cpp", "the samplers of all ranks*",

@@ -613,6 +613,285 @@ BufferList buffers_of(Module& module, std::vector<std::string> const& ignore = {
     return joinable::buffers(std::move(tensors));
 }
 
+/// The passes of a torch::nn::Module. `Base` is joinable::DistributedDataParallel or joinable::ShardedDataParallel: autograd
+/// calls its verbs.
+template <class Base, class Module>
+class TorchParticipant : public Base {
+public:
+    /// Gradients stay, in their own memory, as do handles and views of them that others keep.
+    ~TorchParticipant() {
+        life_->state = has_forward_pass() ? Life::State::ended_in_a_round : Life::State::ended;
+        followed_.follow({}, {});
+        views_->leave();
+    }
+
+    /// Announces a round and runs the module's forward(inputs...), which overlaps with the roll
+    /// call. Collective over the active ranks. If it throws, continue with skip().
+    template <class... Inputs>
+        requires(!is_torch_pass<Inputs...>)
+    decltype(auto) forward(Inputs&&... inputs) {
+        return forward(RoundNotice{}, std::forward<Inputs>(inputs)...);
+    }
+    /// The same with a notice: `ddp.forward({.weight = n}, inputs...)`.
+    template <class... Inputs>
+    decltype(auto) forward(RoundNotice const& notice, Inputs&&... inputs) {
+        constexpr bool takes_inputs =
+            requires(Module& module) { module.forward(std::forward<Inputs>(inputs)...); };
+        static_assert(
+            takes_inputs,
+            "forward: the module's forward() does not take these inputs; a lambda can call what else the module "
+            "has, as in ddp.forward([&] { return module->encode(batch); })"
+        );
+        if constexpr (takes_inputs) {
+            return forward(
+                [&] { return module_.forward(std::forward<Inputs>(inputs)...); }, notice
+            );
+        }
+    }
+    /// Runs `pass` as the forward pass and returns its result.
+    template <std::invocable Pass>
+    auto forward(Pass&& pass, RoundNotice notice = {}) -> std::invoke_result_t<Pass> {
+        gradients_.begin_pass();
+        is_reducing_ = expects_end_ = false; // of a pass that failed before
+        unused_.clear();
+        if (!at::GradMode::is_enabled()) {
+            notice.phase = Phase::evaluate;
+        }
+        if (this->trains(notice)) {
+            require_watched();
+        }
+        if constexpr (std::is_void_v<std::invoke_result_t<Pass>>) {
+            Base::forward(std::forward<Pass>(pass), notice);
+            follow_outputs(0);
+        } else {
+            decltype(auto) outputs = Base::forward(std::forward<Pass>(pass), notice);
+            follow_outputs(outputs);
+            return outputs;
+        }
+    }
+
+    /// Calls `loss.backward(gradient)`. The other ranks learn of its exceptions.
+    void backward(at::Tensor const& loss, at::Tensor const& gradient = {}) {
+        this->guarded([&] { loss.backward(gradient); });
+    }
+
+    /// @throws ContractViolation  also if the module has got a parameter since it was wrapped.
+    void check_guard(GuardView const& guard) const {
+        Base::check_guard(guard);
+        std::unordered_set<void const*> listed;
+        for (NamedTorchTensor const& parameter : parameters_) {
+            listed.insert(parameter.tensor.unsafeGetTensorImpl());
+        }
+        for (NamedTorchTensor const& parameter :
+             distinct_tensors(module_.named_parameters(), ignore_)) {
+            at::Tensor const& tensor = parameter.tensor;
+            if (tensor.requires_grad() && !listed.contains(tensor.unsafeGetTensorImpl())) {
+                throw ContractViolation{concat(
+                    "parameter ",
+                    parameter.name,
+                    " came into the module after the ",
+                    this->join_name(),
+                    " was made, so it would not be averaged; make the ",
+                    this->join_name(),
+                    " after the module has all its layers"
+                )};
+            }
+        }
+    }
+
+protected:
+    struct Passes {
+        std::shared_ptr<TorchViews> views = {}; ///< of gradients of the listed parameters
+        std::vector<std::string> ignore = {};   ///< names of parameters
+        bool finds_unused = false;              ///< reads the graph of what passes return
+        bool steps_unused = false; ///< all gradients count, those of unused parameters as zeros
+    };
+    /// `base` are the arguments of the base class.
+    template <class Holder, class... Args>
+    TorchParticipant(Holder& module, Passes passes, Args&&... base)
+        : Base{std::forward<Args>(base)...}, module_{torch_module_of(module)},
+          ignore_{std::move(passes.ignore)},
+          parameters_{distinct_tensors(module_.named_parameters(), ignore_)},
+          views_{std::move(passes.views)}, finds_unused_{passes.finds_unused},
+          steps_unused_{passes.steps_unused} {
+        if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
+            keep_ = module.ptr();
+        } else if constexpr (std::convertible_to<Holder, std::shared_ptr<void>>) {
+            keep_ = module;
+        }
+        gradients_.watch(parameters_, [this](std::size_t i) { on_gradient(i); });
+    }
+
+    Module& module_;
+    std::vector<std::string> ignore_;
+
+private:
+    // The base's verbs, which take a pass that calls ready(i). Here autograd calls it.
+    using Base::finalize_backward;
+    using Base::mark_ready;
+    using Base::prepare_for_backward;
+    using Base::prepare_for_forward;
+    using Stage = typename Base::Stage;
+
+    void require_watched() {
+        this->guarded([&] {
+            this->told_to_others([&] {
+                if (auto const i = gradients_.unwatched()) {
+                    this->require_same_model(
+                    ); // it says what a parameter is that was not converted back
+                    throw ContractViolation{concat(
+                        "parameter ",
+                        parameters_[*i].name,
+                        " was converted, and back, after the ",
+                        this->join_name(),
+                        " was made, so its gradient would not be averaged; make the ",
+                        this->join_name(),
+                        " after to()"
+                    )};
+                }
+            });
+        });
+    }
+
+    void on_gradient(std::size_t i) {
+        require_no_graph(i);
+        begin_reduction();
+        is_ready_[i] = true;
+        Base::mark_ready(i);
+    }
+
+    /// Such a gradient would be averaged, but not its graph.
+    void require_no_graph(std::size_t i) {
+        if (at::Tensor const& gradient = parameters_[i].tensor.grad();
+            gradient.defined() && gradient.requires_grad()) {
+            this->guarded([&] {
+                throw ContractViolation{
+                    "the gradient of parameter " + parameters_[i].name +
+                    " has a graph of its own (create_graph), which would not be averaged; call backward() "
+                    "without create_graph, and take gradients for a penalty by torch::autograd::grad()"
+                };
+            });
+        }
+    }
+
+    /// What hooks on outputs, which outlive this object, know of it.
+    struct Life {
+        enum class State : char { lasts, ended, ended_in_a_round };
+
+        std::string name;
+        State state = State::lasts;
+
+        /// Called by these hooks before they use the object.
+        void require() const {
+            auto const* const nodes = ::torch::autograd::get_current_graph_task_exec_info();
+            bool const accumulates = nodes == nullptr || nodes->empty();
+            if (state == State::ended_in_a_round && accumulates) {
+                throw ContractViolation{concat(
+                    "the ",
+                    name,
+                    " was destroyed between forward() and its backward pass, so gradients would not be averaged; "
+                    "keep it until the backward pass has run"
+                )};
+            }
+        }
+    };
+
+    /// Begins the reduction with the first gradient of a backward pass.
+    void begin_reduction() {
+        if (is_reducing_) {
+            return;
+        }
+        this->guarded([&] {
+            if (!has_forward_pass()) {
+                throw ContractViolation{concat(
+                    "gradients became ready, but no forward() of the ",
+                    this->join_name(),
+                    " came before, or its backward pass has been; call ddp.forward(inputs) in place of the "
+                    "module's, once before each backward pass, and add losses that share a forward pass"
+                )};
+            }
+        });
+        Base::prepare_for_backward(unused_);
+        is_reducing_ = true;
+        is_ready_.assign(parameters_.size(), false);
+        if (!expects_end_) { // it did not come through what forward() returned
+            expect_end();
+        }
+    }
+    [[nodiscard]] bool has_forward_pass() const noexcept {
+        return this->stage_ == Stage::forward || this->stage_ == Stage::unsynced;
+    }
+
+    /// The reduction ends with the backward pass that runs now. A pass within it, as activation
+    /// checkpointing runs, has an end of its own.
+    void expect_end() {
+        expects_end_ = true;
+        ::torch::autograd::Engine::get_default_engine().queue_callback([this] {
+            expects_end_ = false;
+            if (std::exchange(is_reducing_, false)) {
+                mark_unused();
+                Base::finalize_backward();
+            }
+        });
+    }
+
+    /// A parameter that is always stepped sends zeros, or what it holds of earlier passes, if this pass did not use it.
+    void mark_unused() {
+        for (std::size_t i = 0; steps_unused_ && i < parameters_.size(); ++i) {
+            if (this->stage_ == Stage::backward && parameters_[i].tensor.requires_grad() &&
+                !is_ready_[i]) {
+                Base::mark_ready(i);
+            }
+        }
+    }
+
+    /// A backward pass tells where it reaches what forward() returned.
+    template <class Outputs>
+    void follow_outputs(Outputs const& outputs) {
+        if (!has_forward_pass()) {
+            return;
+        }
+        this->guarded([&] {
+            std::vector<at::Tensor> tensors;
+            bool const has_all = append_outputs(outputs, tensors);
+            if (finds_unused_) {
+                if (!has_all || !may_have_tensors<Outputs>()) {
+                    throw ContractViolation{
+                        "find_unused reads the graph of what forward() returns; return tensors, or optionals, tuples "
+                        "or ranges of them"
+                    };
+                }
+                unused_ = gradients_.unused_in(tensors);
+            }
+            std::erase_if(tensors, [&](at::Tensor const& tensor) {
+                return gradients_.watches(tensor); // a hook on a parameter would stay there
+            });
+            followed_.follow(tensors, [this, life = life_](at::Tensor const&) {
+                life->require();
+                if (life->state == Life::State::lasts && gradients_.are_accumulated()) {
+                    expect_end();
+                    if (finds_unused_ || steps_unused_) { // the graph may reach no parameter
+                        begin_reduction();
+                    }
+                }
+            });
+        });
+    }
+
+    std::vector<NamedTorchTensor> parameters_;
+    std::shared_ptr<void> keep_;
+    TorchGradients gradients_;
+    std::shared_ptr<TorchViews> views_;
+    bool finds_unused_; ///< in each pass; a static graph finds them in its first round
+    bool steps_unused_;
+    bool is_reducing_ = false; ///< in a backward pass
+    bool expects_end_ = false;
+    std::vector<bool> is_ready_; ///< of each parameter, in this backward pass
+    std::vector<std::size_t> unused_;
+    TorchOutputs followed_;
+    std::shared_ptr<Life> life_ = std::make_shared<Life>(Life{std::string{this->join_name()}});
+};
+
 template <class Optimizer>
 struct StepOptimizer {
     static_assert(
@@ -665,8 +944,11 @@ BufferList buffers(Module&& module) {
 /// | two forward passes, one backward pass  | refused, like a backward pass without a forward() of this class  |
 /// |                                        | before it: put both into one forward(pass)                       |
 template <class Comm, class Module, class Reduction = AllReduce, Timeline Times = NoTimeline>
-class DistributedDataParallel : public joinable::DistributedDataParallel<Comm, Reduction, Times> {
+class DistributedDataParallel
+    : public detail::
+          TorchParticipant<joinable::DistributedDataParallel<Comm, Reduction, Times>, Module> {
     using Base = joinable::DistributedDataParallel<Comm, Reduction, Times>;
+    using Participant = detail::TorchParticipant<Base, Module>;
 
 public:
     /// Collective. `module` is a module, a holder (`torch::nn::Sequential`) or a shared pointer. A
@@ -684,63 +966,6 @@ public:
         : DistributedDataParallel{
               comm, module, options, std::move(reduction), std::make_shared<detail::TorchViews>()
           } {}
-
-    /// Gradients stay, in their own memory, as do handles and views of them that others keep.
-    ~DistributedDataParallel() {
-        *life_ = has_forward_pass() ? Life::ended_in_a_round : Life::ended;
-        followed_.follow({}, {});
-        views_->leave();
-    }
-
-    /// Announces a round and runs the module's forward(inputs...), which overlaps with the roll
-    /// call. Collective over the active ranks. If it throws, continue with skip().
-    template <class... Inputs>
-        requires(!detail::is_torch_pass<Inputs...>)
-    decltype(auto) forward(Inputs&&... inputs) {
-        return forward(RoundNotice{}, std::forward<Inputs>(inputs)...);
-    }
-    /// The same with a notice: `ddp.forward({.weight = n}, inputs...)`.
-    template <class... Inputs>
-    decltype(auto) forward(RoundNotice const& notice, Inputs&&... inputs) {
-        constexpr bool takes_inputs =
-            requires(Module& module) { module.forward(std::forward<Inputs>(inputs)...); };
-        static_assert(
-            takes_inputs,
-            "forward: the module's forward() does not take these inputs; a lambda can call what else the module "
-            "has, as in ddp.forward([&] { return module->encode(batch); })"
-        );
-        if constexpr (takes_inputs) {
-            return forward(
-                [&] { return module_.forward(std::forward<Inputs>(inputs)...); }, notice
-            );
-        }
-    }
-    /// Runs `pass` as the forward pass and returns its result.
-    template <std::invocable Pass>
-    auto forward(Pass&& pass, RoundNotice notice = {}) -> std::invoke_result_t<Pass> {
-        gradients_.begin_pass();
-        is_reducing_ = expects_end_ = false; // of a pass that failed before
-        unused_.clear();
-        if (!at::GradMode::is_enabled()) {
-            notice.phase = Phase::evaluate;
-        }
-        if (this->trains(notice)) {
-            require_watched();
-        }
-        if constexpr (std::is_void_v<std::invoke_result_t<Pass>>) {
-            Base::forward(std::forward<Pass>(pass), notice);
-            follow_outputs(0);
-        } else {
-            decltype(auto) outputs = Base::forward(std::forward<Pass>(pass), notice);
-            follow_outputs(outputs);
-            return outputs;
-        }
-    }
-
-    /// Calls `loss.backward(gradient)`. The other ranks learn of its exceptions.
-    void backward(at::Tensor const& loss, at::Tensor const& gradient = {}) {
-        this->guarded([&] { loss.backward(gradient); });
-    }
 
     /// Runs on joined ranks. See joinable::DistributedDataParallel.
     class Hook : public Base::Hook {
@@ -778,25 +1003,6 @@ public:
     [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
         return Hook{*this, Base::divides(args)};
     }
-    /// @throws ContractViolation  also if the module has got a parameter since it was wrapped.
-    void check_guard(GuardView const& guard) const {
-        Base::check_guard(guard);
-        std::unordered_set<void const*> listed;
-        for (detail::NamedTorchTensor const& parameter : parameters_) {
-            listed.insert(parameter.tensor.unsafeGetTensorImpl());
-        }
-        for (detail::NamedTorchTensor const& parameter :
-             detail::distinct_tensors(module_.named_parameters(), this->options().ignore)) {
-            at::Tensor const& tensor = parameter.tensor;
-            if (tensor.requires_grad() && !listed.contains(tensor.unsafeGetTensorImpl())) {
-                throw ContractViolation{
-                    "parameter " + parameter.name +
-                    " came into the module after the DistributedDataParallel was made, so it would not be "
-                    "averaged; make the DistributedDataParallel after the module has all its layers"
-                };
-            }
-        }
-    }
 
 private:
     template <class Holder>
@@ -807,34 +1013,30 @@ private:
         Reduction reduction,
         std::shared_ptr<detail::TorchViews> views
     )
-        : Base{std::function<ParameterList()>{[&] {
-                   Module& named = detail::torch_module_of(module);
-                   detail::check_names(named, options);
-                   return joinable::parameters(
-                       detail::TorchSparseWeights{named, options.sparse}.mark(
-                           detail::distinct_tensors(
-                               named.named_parameters(), options.ignore, views
-                           )
-                       )
-                   );
-               }},
-               comm, detail::buffers_of(detail::torch_module_of(module), options.ignore), options,
-               std::move(reduction)},
-          module_{detail::torch_module_of(module)},
-          parameters_{detail::distinct_tensors(module_.named_parameters(), options.ignore)},
-          views_{std::move(views)}, finds_unused_{options.find_unused && !options.static_graph} {
-        if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
-            keep_ = module.ptr();
-        } else if constexpr (std::convertible_to<Holder, std::shared_ptr<void>>) {
-            keep_ = module;
-        }
-        gradients_.watch(parameters_, [this](std::size_t i) { on_gradient(i); });
-    }
+        : Participant{
+              module,
+              {.views = views,
+               .ignore = options.ignore,
+               .finds_unused = options.find_unused && !options.static_graph},
+              std::function<ParameterList()>{[&module, &options, views] {
+                  Module& named = detail::torch_module_of(module);
+                  detail::check_names(named, options);
+                  return joinable::parameters(
+                      detail::TorchSparseWeights{named, options.sparse}.mark(
+                          detail::distinct_tensors(named.named_parameters(), options.ignore, views)
+                      )
+                  );
+              }},
+              comm,
+              detail::buffers_of(detail::torch_module_of(module), options.ignore),
+              options,
+              std::move(reduction)
+          } {}
 
     /// Optimizers of joined ranks pass over parameters without a gradient, and would step by an old one.
     void drop_ignored_gradients() {
-        if (std::vector<std::string> const& ignore = this->options().ignore; !ignore.empty()) {
-            for (auto const& item : module_.named_parameters()) {
+        if (std::vector<std::string> const& ignore = this->ignore_; !ignore.empty()) {
+            for (auto const& item : this->module_.named_parameters()) {
                 if (item.value().requires_grad() && detail::is_named(item.key(), ignore)) {
                     item.value().mutable_grad().reset();
                 }
@@ -842,144 +1044,7 @@ private:
         }
     }
 
-    // The base's verbs, which take a pass that calls ready(i). Here autograd calls it.
-    using Base::finalize_backward;
-    using Base::mark_ready;
-    using Base::prepare_for_backward;
-    using Base::prepare_for_forward;
-    using Stage = typename Base::Stage;
-
-    void require_watched() {
-        this->guarded([&] {
-            this->told_to_others([&] {
-                if (auto const i = gradients_.unwatched()) {
-                    this->require_same_model(
-                    ); // it says what a parameter is that was not converted back
-                    throw ContractViolation{
-                        "parameter " + parameters_[*i].name +
-                        " was converted, and back, after the DistributedDataParallel was made, so its gradient "
-                        "would not be averaged; make the DistributedDataParallel after to()"
-                    };
-                }
-            });
-        });
-    }
-
-    void on_gradient(std::size_t i) {
-        require_no_graph(i);
-        begin_reduction();
-        Base::mark_ready(i);
-    }
-
-    /// Such a gradient would be averaged, but not its graph.
-    void require_no_graph(std::size_t i) {
-        if (at::Tensor const& gradient = parameters_[i].tensor.grad();
-            gradient.defined() && gradient.requires_grad()) {
-            this->guarded([&] {
-                throw ContractViolation{
-                    "the gradient of parameter " + parameters_[i].name +
-                    " has a graph of its own (create_graph), which would not be averaged; call backward() "
-                    "without create_graph, and take gradients for a penalty by torch::autograd::grad()"
-                };
-            });
-        }
-    }
-
-    enum class Life : char { lasts, ended, ended_in_a_round };
-    /// Called by hooks on outputs, before they use this object.
-    static void require_alive(Life life) {
-        auto const* const nodes = ::torch::autograd::get_current_graph_task_exec_info();
-        bool const accumulates = nodes == nullptr || nodes->empty();
-        if (life == Life::ended_in_a_round && accumulates) {
-            throw ContractViolation{
-                "the DistributedDataParallel was destroyed between forward() and its backward pass, so gradients "
-                "would not be averaged; keep it until the backward pass has run"
-            };
-        }
-    }
-
-    /// Begins the reduction with the first gradient of a backward pass.
-    void begin_reduction() {
-        if (is_reducing_) {
-            return;
-        }
-        this->guarded([&] {
-            if (!has_forward_pass()) {
-                throw ContractViolation{
-                    "gradients became ready, but no forward() of the DistributedDataParallel came before, or "
-                    "its backward pass has been; call ddp.forward(inputs) in place of the module's, once before "
-                    "each backward pass, and add losses that share a forward pass"
-                };
-            }
-        });
-        Base::prepare_for_backward(unused_);
-        is_reducing_ = true;
-        if (!expects_end_) { // it did not come through what forward() returned
-            expect_end();
-        }
-    }
-    [[nodiscard]] bool has_forward_pass() const noexcept {
-        return this->stage_ == Stage::forward || this->stage_ == Stage::unsynced;
-    }
-
-    /// The reduction ends with the backward pass that runs now. A pass within it, as activation
-    /// checkpointing runs, has an end of its own.
-    void expect_end() {
-        expects_end_ = true;
-        ::torch::autograd::Engine::get_default_engine().queue_callback([this] {
-            expects_end_ = false;
-            if (std::exchange(is_reducing_, false)) {
-                Base::finalize_backward();
-            }
-        });
-    }
-
-    /// A backward pass tells where it reaches what forward() returned.
-    template <class Outputs>
-    void follow_outputs(Outputs const& outputs) {
-        if (!has_forward_pass()) {
-            return;
-        }
-        this->guarded([&] {
-            std::vector<at::Tensor> tensors;
-            bool const has_all = detail::append_outputs(outputs, tensors);
-            if (finds_unused_) {
-                if (!has_all || !detail::may_have_tensors<Outputs>()) {
-                    throw ContractViolation{
-                        "find_unused reads the graph of what forward() returns; return tensors, or optionals, tuples "
-                        "or ranges of them"
-                    };
-                }
-                unused_ = gradients_.unused_in(tensors);
-            }
-            std::erase_if(tensors, [&](at::Tensor const& tensor) {
-                return gradients_.watches(tensor); // a hook on a parameter would stay there
-            });
-            followed_.follow(tensors, [this, life = life_](at::Tensor const&) {
-                require_alive(*life);
-                if (*life == Life::lasts && gradients_.are_accumulated()) {
-                    expect_end();
-                    if (finds_unused_) { // the graph may reach no parameter
-                        begin_reduction();
-                    }
-                }
-            });
-        });
-    }
-
-    Module& module_;
-    std::vector<detail::NamedTorchTensor> parameters_;
-    std::shared_ptr<void> keep_;
-    detail::TorchGradients gradients_;
-    std::shared_ptr<detail::TorchViews> views_;
-    bool finds_unused_;        ///< in each pass; a static graph finds them in its first round
-    bool is_reducing_ = false; ///< in a backward pass
-    bool expects_end_ = false;
     bool has_warned_ = false; ///< about an optimizer that is behind
-    std::vector<std::size_t> unused_;
-    detail::TorchOutputs followed_;
-    std::shared_ptr<Life> life_ =
-        std::make_shared<Life>(Life::lasts); ///< hooks on outputs outlive this
 };
 
 template <class Comm, class Holder, class Reduction = AllReduce>

@@ -309,6 +309,26 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "two participants that average*",
     ),
     Mutation(
+        "a-message-costs-the-way-back-too", "communicator/algorithms/measure_costs.hpp",
+        "               }) /\n               2 * (has_peer", "               }) /\n               1 * (has_peer",
+        "communicator/algorithms/measure_costs.test.cpp", "measured costs are*",
+    ),
+    Mutation(
+        "ranks-without-a-peer-count", "communicator/algorithms/measure_costs.hpp",
+        "(has_peer ? 1 : 0)", "1",
+        "communicator/algorithms/measure_costs.test.cpp", "a rank without a peer*",
+    ),
+    Mutation(
+        "each-rank-has-its-own-costs", "communicator/algorithms/measure_costs.hpp",
+        "        over_.all_reduce({times_.data(), times_.size(), DType::f64}, ReduceOp::sum).wait();", "",
+        "communicator/algorithms/measure_costs.test.cpp", "measured costs choose for*",
+    ),
+    Mutation(
+        "alpha-includes-the-bytes", "communicator/algorithms/measure_costs.hpp",
+        "shorter - short_bytes / costs.bytes_per_second", "shorter",
+        "communicator/algorithms/measure_costs.test.cpp", "measured costs are*",
+    ),
+    Mutation(
         "a-mesh-wraps-around", "communicator/algorithms/detail/message_schedule.hpp",
         "rings_.push_back({stride, extent, is_mesh});", "rings_.push_back({stride, extent});",
         "communicator/algorithms/message_schedule.test.cpp", "in a mesh*",

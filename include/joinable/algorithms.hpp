@@ -6,5 +6,6 @@
 /// communicator that sends and receives.
 
 #include <joinable/communicator/algorithms/communicator.hpp>
+#include <joinable/communicator/algorithms/measure_costs.hpp>
 #include <joinable/communicator/algorithms/options.hpp>
 #include <joinable/communicator/algorithms/plan.hpp>

@@ -2005,6 +2005,148 @@ private:
 
 }} // namespace joinable::v0
 
+// ---- joinable/communicator/algorithms/measure_costs.hpp
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+/// Times messages and additions on all ranks at once, as an all-reduce runs them.
+template <class Clock, class Comm>
+class CostMeasurement {
+public:
+    static constexpr std::size_t short_bytes = 64;
+    static constexpr std::size_t long_bytes = std::size_t{1} << 20U;
+
+    explicit CostMeasurement(Comm& comm)
+        : over_{comm}, sent_(long_bytes / sizeof(float)), received_(sent_.size()),
+          times_(kinds * places()) {}
+
+    [[nodiscard]] MessageCosts run() {
+        std::size_t place = static_cast<std::size_t>(over_.rank());
+        times_[addition * places() + place] = timed([&] { add(); });
+        for (int distance = 1; distance < over_.size(); distance *= 2) {
+            int const peer = over_.rank() ^ distance;
+            times_[short_message * places() + place] = there_and_back(peer, short_bytes);
+            times_[long_message * places() + place] = there_and_back(peer, long_bytes);
+            place += static_cast<std::size_t>(over_.size());
+        }
+        // Other ranks have zeros in these places, so all ranks get the bits of each.
+        over_.all_reduce({times_.data(), times_.size(), DType::f64}, ReduceOp::sum).wait();
+        MessageCosts costs;
+        costs.combine_seconds = median_of(addition) / long_bytes;
+        if (over_.size() > 1) {
+            double const longer = median_of(long_message);
+            double const shorter = (std::min)(median_of(short_message), longer / 2);
+            costs.bytes_per_second = (long_bytes - short_bytes) / (longer - shorter);
+            costs.message_seconds =
+                (std::max)(shorter - short_bytes / costs.bytes_per_second, least_seconds);
+        }
+        return costs;
+    }
+
+private:
+    enum Kind : std::size_t { addition, short_message, long_message, kinds };
+    static constexpr double least_seconds = 1e-9; ///< what clocks tell apart
+    static constexpr std::size_t most_times = 25;
+    static constexpr double patience =
+        0.25; ///< seconds for times of one kind, unless three take longer
+
+    /// Times of one kind: of all ranks, in each round.
+    [[nodiscard]] std::size_t places() const {
+        auto const rounds = static_cast<std::size_t>((std::max)(rounded_up_log2(over_.size()), 1));
+        return rounds * static_cast<std::size_t>(over_.size());
+    }
+
+    /// The median of some times of `f()`. All ranks begin together and take as many.
+    template <class F>
+    [[nodiscard]] double timed(F const& f) {
+        double first = once(f); // also brings memory into caches
+        over_.all_reduce({&first, 1, DType::f64}, ReduceOp::max).wait();
+        double const fit = first > 0 ? patience / first : double{most_times};
+        std::size_t const count = fit < 3            ? 3
+                                  : fit < most_times ? static_cast<std::size_t>(fit)
+                                                     : most_times;
+        std::vector<double> times;
+        times.reserve(count);
+        over_.barrier();
+        while (times.size() < count) {
+            times.push_back(once(f));
+        }
+        return (std::max)(median(times), least_seconds);
+    }
+    template <class F>
+    [[nodiscard]] static double once(F const& f) {
+        auto const begin = Clock::now();
+        f();
+        return std::chrono::duration<double>{Clock::now() - begin}.count();
+    }
+    /// The time of a message: half of there and back. 0 on a rank whose peer does not exist.
+    [[nodiscard]] double there_and_back(int peer, std::size_t bytes) {
+        bool const has_peer = peer < over_.size();
+        std::size_t const count = bytes / sizeof(float);
+        return timed([&] {
+                   if (has_peer && over_.rank() < peer) {
+                       over_.send({sent_.data(), count, DType::f32}, peer).wait();
+                       over_.receive({received_.data(), count, DType::f32}, peer).wait();
+                   } else if (has_peer) {
+                       over_.receive({received_.data(), count, DType::f32}, peer).wait();
+                       over_.send({sent_.data(), count, DType::f32}, peer).wait();
+                   }
+               }) /
+               2 * (has_peer ? 1 : 0);
+    }
+    /// As a MessageCommunicator combines.
+    void add() {
+        std::array<void*, 2> const operands{sent_.data(), received_.data()};
+        auto const operand = [&](std::size_t i) { return static_cast<std::byte*>(operands[i]); };
+        auto const result = [&](std::size_t) { return static_cast<std::byte*>(operands[0]); };
+        reduce_to(DType::f32, ReduceOp::sum, {2, operand}, {1, result}, sent_.size());
+    }
+
+    [[nodiscard]] double median_of(Kind kind) const {
+        auto const begin = times_.begin() + static_cast<std::ptrdiff_t>(kind * places());
+        std::vector<double> some(begin, begin + static_cast<std::ptrdiff_t>(places()));
+        some.erase(std::remove(some.begin(), some.end(), 0.0), some.end());
+        return some.empty() ? 0 : median(some);
+    }
+    [[nodiscard]] static double median(std::vector<double>& times) {
+        auto const middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+        std::nth_element(times.begin(), middle, times.end());
+        return *middle;
+    }
+
+    MessageCommunicator<Comm> over_;
+    std::vector<float> sent_;
+    std::vector<float> received_;
+    std::vector<double> times_; ///< of each kind, for each round and rank
+};
+
+} // namespace detail
+
+/// The costs of messages between these ranks, for choose_algorithm() and MessageOptions::costs.
+/// `comm` models SendsAndReceives or at least ExchangesMessages.
+///
+/// In each of log2 size() rounds, ranks whose numbers differ in one bit send each other messages of
+/// 64 bytes and of 1 MiB, there and back, all pairs at the same time. Each number is the median of
+/// up to 25 times, and of all pairs and rounds: links that differ give the costs of a usual one.
+/// combine_seconds is that of a sum of 1 MiB of f32, on all ranks at the same time. A rank that is
+/// alone sends nothing, and keeps the defaults of alpha and B.
+///
+/// Collective; returns the same numbers on all ranks. No message with tag 0 or with a tag of a
+/// MessageCommunicator may be under way. Takes some milliseconds in shared memory, at most about
+/// half a second a round elsewhere, unless three messages of 1 MiB take longer.
+/// @throws what messages throw; then all ranks throw, as from collectives of a MessageCommunicator.
+template <class Clock = std::chrono::steady_clock, class Comm>
+[[nodiscard]] MessageCosts measure_costs(Comm& comm) {
+    static_assert(models_exchanges_messages<Comm>());
+    if constexpr (ExchangesMessages<Comm>) {
+        return detail::CostMeasurement<Clock, Comm>{comm}.run();
+    }
+}
+
+}} // namespace joinable::v0
+
 // ---- joinable/algorithms.hpp
 
 /// @file

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: BSL-1.0
 // What an all_reduce costs beside a bare MPI_Iallreduce: one program, turn by turn, so that a busy machine
 // slows both. A plain program for mpirun: bench_mpi [turns [MiB]]. Rank 0 prints medians in microseconds, of 8 bytes
-// and of 1, 4, 16, ... MiB up to that many.
+// and of 1, 4, 16, ... MiB up to that many. bench_mpi plans: as bench_plans, over MPI.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 #include <vector>
 
 #include <mpi.h>
 
 #include <joinable/mpi.hpp>
+
+#include "chosen_plans.hpp"
 
 namespace {
 
@@ -93,6 +96,10 @@ int main(int count, char** arguments) {
     MPI_Init(&count, &arguments);
     {
         joinable::MpiCommunicator comm{MPI_COMM_WORLD};
+        if (count > 1 && std::string_view{arguments[1]} == "plans") {
+            print_chosen_plans("MPI", comm);
+            count = 1;
+        }
         auto const argument = [&](int i, unsigned long otherwise) {
             return count > i ? std::strtoul(arguments[i], nullptr, 10) : otherwise;
         };

@@ -307,10 +307,11 @@ inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId
     AnyView const value = parameters[i].value();
     if (!value || value.device() != device || !has_memory(value)) {
         throw ContractViolation{
-            describe_parameter(parameters, i) + (!value ? " has no value"
-                                                 : value.device() != device
-                                                     ? " is not on " + to_text(device)
-                                                     : " has a value at a null pointer")
+            describe_parameter(parameters, i) +
+            (!value ? " has no value"
+             : value.device() != device
+                 ? " is not on " + to_text(device) + "; make a model for each device"
+                 : " has a value at a null pointer")
         };
     }
 }

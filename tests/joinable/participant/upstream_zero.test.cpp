@@ -21,7 +21,7 @@
 // test_local_optimizer_parity        here; a parameter that is frozen later is refused (Z: "a parameter that is
 //                                    frozen, or trained, after it was given is refused")
 // test_zero_join_cpu, _gpu           here; joined ranks get gradients without a hook of the test's own
-// test_zero_model_parallel           nowhere: the parameters of a rank are on one device
+// test_zero_model_parallel           nowhere: the parameters of an optimizer are on one device
 // test_ddp_zero_overlap              here; without iterations to warm up, and with each way to overlap
 #include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>

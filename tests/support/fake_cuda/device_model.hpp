@@ -19,8 +19,10 @@ namespace joinable_tests {
 /// A rank with a model on its device, and a stream on which the engine computes.
 class DeviceModel {
 public:
-    DeviceModel(int rank, joinable::DType dtype) : rank_{rank}, dtype_{dtype} {
-        (void)cudaSetDevice(rank);
+    DeviceModel(int rank, joinable::DType dtype) : DeviceModel{rank, dtype, rank} {}
+    DeviceModel(int rank, joinable::DType dtype, int device)
+        : rank_{rank}, device_{device}, dtype_{dtype} {
+        (void)cudaSetDevice(device_);
         (void)cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
         params.emplace_back(dtype, joinable::Shape{3, 4}, joinable::Shape{4, 1});
         params.emplace_back(dtype, joinable::Shape{5}, joinable::Shape{1});
@@ -50,6 +52,7 @@ public:
     /// A backward pass: kernels on the engine's stream, which the host does not wait for.
     template <class Ready>
     void backward(int batch, Ready const& ready) {
+        (void)cudaSetDevice(device_);
         for (std::size_t i = params.size(); i-- > 0;) {
             joinable::AnyView const grad = params[i].grad;
             launch(stream_, [grad, i, batch, rank = rank_] {
@@ -64,6 +67,7 @@ public:
     }
     /// The gradients, read in the order of the engine's stream.
     [[nodiscard]] std::vector<Numbers> gradients() {
+        (void)cudaSetDevice(device_);
         std::vector<Numbers> all(params.size());
         launch(stream_, [&] {
             for (std::size_t i = 0; i < params.size(); ++i) {
@@ -96,6 +100,7 @@ public:
 
 private:
     int rank_;
+    int device_;
     joinable::DType dtype_;
     cudaStream_t stream_ = nullptr;
 };

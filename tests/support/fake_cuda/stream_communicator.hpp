@@ -31,8 +31,11 @@ public:
     using device_type = joinable::CudaDevice;
 
     explicit StreamCommunicator(joinable::ThreadCommunicator& host, cudaStream_t engine_stream = {})
-        : ranks_{host.split(0, host.rank())}, stream_{make_stream(host.rank())},
-          device_{host.rank(), stream_.get(), engine_stream} {}
+        : StreamCommunicator{host, engine_stream, host.rank()} {}
+    /// On a device that need not have the number of the rank.
+    StreamCommunicator(joinable::ThreadCommunicator& host, cudaStream_t engine_stream, int device)
+        : ranks_{host.split(0, host.rank())}, index_{device}, stream_{make_stream(device)},
+          device_{device, stream_.get(), engine_stream} {}
     ~StreamCommunicator() { (void)cudaStreamSynchronize(stream_.get()); }
     StreamCommunicator(StreamCommunicator const&) = delete;
     StreamCommunicator& operator=(StreamCommunicator const&) = delete;
@@ -81,7 +84,7 @@ protected:
             throw std::invalid_argument{"a collective over memory that is no device's"};
         }
         StreamWork work;
-        fake_cuda::enqueue(rank(), stream_.get(), [collective, error = work.error_] {
+        fake_cuda::enqueue(index_, stream_.get(), [collective, error = work.error_] {
             try {
                 collective();
             } catch (...) {
@@ -90,7 +93,7 @@ protected:
         });
         int before = 0;
         (void)cudaGetDevice(&before);
-        (void)cudaSetDevice(rank());
+        (void)cudaSetDevice(index_);
         cudaEvent_t event = nullptr;
         (void)cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
         work.event_ = {event, [](cudaEvent_t e) { (void)cudaEventDestroy(e); }};
@@ -112,6 +115,7 @@ private:
         return {stream, [](cudaStream_t s) { (void)cudaStreamDestroy(s); }};
     }
 
+    int index_;
     std::shared_ptr<CUstream_st> stream_;
     joinable::CudaDevice device_;
 };

@@ -774,7 +774,7 @@ private:
         }
     }
 
-    /// What hooks on outputs, which outlive this object, know of it.
+    /// The state of this object for hooks on outputs, which outlive it.
     struct Life {
         enum class State : char { lasts, ended, ended_in_a_round };
 

@@ -1291,6 +1291,26 @@ MUTATIONS = [
         "participant/refreshed_state.test.cpp", "the residuals of a reduction*",
     ),
     Mutation(
+        "refresh-moves-state-by-index", "participant/sharded/optimizer.hpp",
+        "before[k].first + *relisted[k].was(i)", "before[k].first + i",
+        "participant/refresh_sharded.test.cpp", "a sharded optimizer whose*",
+    ),
+    Mutation(
+        "a-refused-refresh-loses-shards", "participant/sharded/optimizer.hpp",
+        "if (has_begun) {", "if (false) {",
+        "participant/refresh_sharded.test.cpp", "a sharded optimizer refuses*",
+    ),
+    Mutation(
+        "masters-are-rounded-by-refresh", "participant/sharded/optimizer.hpp",
+        "return !relisted[k].was_trained(i);", "return true;",
+        "participant/refresh_sharded.test.cpp", "masters of 16 bits*",
+    ),
+    Mutation(
+        "a-sharded-model-refreshes-within-a-window", "participant/sharded/data_parallel.hpp",
+        "if (!this->window().window().is_empty() && ", "if (false && ",
+        "participant/refresh_sharded.test.cpp", "a sharded model refuses*",
+    ),
+    Mutation(
         "ranks-step-by-other-settings", "participant/sharded/detail/settings.hpp",
         "session->note_settings(list_of_used_, hash_of_used_);", "",
         "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",

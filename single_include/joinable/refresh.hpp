@@ -85,6 +85,9 @@ private:
 
 // ---- joinable/participant/detail/relisted.hpp
 
+#ifndef JOINABLE_PARTICIPANT_DETAIL_RELISTED_HPP_PART_1
+#define JOINABLE_PARTICIPANT_DETAIL_RELISTED_HPP_PART_1
+
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// A list of parameters in the place of one before: which is which. Local.
@@ -169,6 +172,8 @@ inline void Relisted::agree_on(AgreementList& list, ParameterList const& now) co
 }
 
 }}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/participant/refresh.hpp
 

@@ -21,10 +21,12 @@
 #include <new>
 #include <numeric>
 #include <optional>
+#include <queue>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -2701,6 +2703,98 @@ JOINABLE_DEFINITION void OptimizerShard::check_masters(
 
 #endif
 
+// ---- joinable/participant/detail/relisted.hpp
+
+#ifndef JOINABLE_PARTICIPANT_DETAIL_RELISTED_HPP_PART_1
+#define JOINABLE_PARTICIPANT_DETAIL_RELISTED_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A list of parameters in the place of one before: which is which. Local.
+class Relisted {
+public:
+    Relisted() = default;
+    /// A parameter is the first one of the same name that no other one is. Without a name it is the one whose value is
+    /// at the same address. With `same_objects` the lists are the same.
+    Relisted(ListedModel const& before, ParameterList const& now, bool same_objects);
+
+    [[nodiscard]] std::size_t size() const noexcept { return was_.size(); }
+    /// The index of parameter `i` in the list before, if it is there.
+    [[nodiscard]] std::optional<std::size_t> was(std::size_t i) const { return was_[i]; }
+    /// Whether ranks have the same value of it, because they have trained it, or it was sent and is frozen still.
+    [[nodiscard]] bool is_equal(std::size_t i) const { return is_equal_[i]; }
+
+    /// Whether it was trained before, with the same dtype and extents: then state of it may be moved.
+    [[nodiscard]] bool was_trained(std::size_t i) const { return was_trained_[i]; }
+
+    /// Lists what each one was, because ranks do the same with it.
+    void agree_on(AgreementList& list, ParameterList const& now) const;
+
+private:
+    std::vector<std::optional<std::size_t>> was_;
+    std::vector<bool> is_equal_;
+    std::vector<bool> was_trained_;
+};
+
+/// The text of a verb that was called too early.
+inline std::string text_of_open_window(std::string_view verb) {
+    return concat(
+        verb,
+        " was called while gradients hold batches that no round has reduced; call it after a round that syncs, clear "
+        "the gradients, or call discard_window() before"
+    );
+}
+
+inline Relisted::Relisted(ListedModel const& before, ParameterList const& now, bool same_objects)
+    : was_(now.size()), is_equal_(now.size()), was_trained_(now.size()) {
+    std::map<std::string, std::queue<std::size_t>, std::less<>> by_name;
+    std::unordered_map<void const*, std::size_t> by_value;
+    auto const& identities = before.identities();
+    for (std::size_t i = 0; i < identities.size(); ++i) {
+        if (auto const& [name, value] = identities[i]; !name.empty()) {
+            by_name[name].push(i);
+        } else if (value != nullptr) {
+            by_value.emplace(value, i);
+        }
+    }
+    for (std::size_t i = 0; i < now.size(); ++i) {
+        AnyView const value = now[i].value();
+        if (same_objects) {
+            was_[i] = i;
+        } else if (std::string_view const name = now[i].name(); !name.empty()) {
+            auto const found = by_name.find(name);
+            if (found != by_name.end() && !found->second.empty()) {
+                was_[i] = found->second.front();
+                found->second.pop();
+            }
+        } else if (auto const found = by_value.find(value.data()); found != by_value.end()) {
+            was_[i] = found->second;
+        }
+        if (was_[i]) {
+            ParameterState const& listed = before.listed()[*was_[i]];
+            bool const is_alike =
+                listed.dtype == value.dtype() && listed.extents == value.extents();
+            was_trained_[i] = is_alike && listed.requires_grad;
+            is_equal_[i] = is_alike && (listed.requires_grad || !now[i].requires_grad());
+        }
+    }
+}
+
+inline void Relisted::agree_on(AgreementList& list, ParameterList const& now) const {
+    list.begin_section("what a model before had differs: ");
+    for (std::size_t i = 0; i < now.size(); ++i) {
+        list.add(
+            describe_parameter(now, i),
+            !was_[i] ? std::string{"new"}
+                     : concat("parameter ", *was_[i], " before", is_equal_[i] ? "" : ", to be sent")
+        );
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/any_work.hpp
 
 #ifndef JOINABLE_COMMUNICATOR_ANY_WORK_HPP_PART_1
@@ -3124,6 +3218,16 @@ public:
     void release() const;
     /// @throws ContractViolation  the engine has moved a value out of its bucket.
     void check() const;
+
+    /// Whether a value of the engine lies here.
+    [[nodiscard]] bool holds_any() const {
+        for (std::size_t i = 0; i < parts_.size(); ++i) {
+            if (parts_[i].value && !is_moved(i)) {
+                return true;
+            }
+        }
+        return false;
+    }
 
     [[nodiscard]] bool is_sharded() const noexcept { return residence_ == Residence::own_part; }
     /// The engine's parameters.
@@ -5288,7 +5392,7 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
                 was_frozen
                     ? " requires a gradient now, but did not when it was given, so no rank steps it"
                     : " requires no gradient any more, but did when it was given",
-                "; make a new optimizer"
+                "; call refresh(), or make a new optimizer"
             )};
         }
     }
@@ -5604,6 +5708,13 @@ class StateExchange {
 public:
     /// Frees what was gathered. Local.
     void reset() noexcept { gathered_.reset(); }
+
+    /// Returns the state that was gathered on this rank, and keeps none. Local.
+    [[nodiscard]] OptimizerState<Rule> take() {
+        OptimizerState<Rule> taken = std::move(gathered_).value();
+        gathered_.reset();
+        return taken;
+    }
 
     /// @throws ContractViolation  nothing was gathered on this rank.
     [[nodiscard]] OptimizerState<Rule> const& on(int rank) const {
@@ -6038,15 +6149,8 @@ protected:
             }
             compare(compared);
             plan(group, rule, choices, loads, compared);
-            if (shards_values() || options_.parameters_as_bucket_view) {
-                group.values = std::make_shared<detail::ValueStore>(
-                    group.parameters,
-                    group.shards,
-                    shards_values() ? detail::Residence::own_part : detail::Residence::bucket,
-                    detail::BufferMemory{comm_}
-                );
-                kept = detail::ValueStore::list(group.values);
-            }
+            kept = make_store(group);
+            given_.push_back({choices, {group.parameters, true}});
             also(group);
             start.emplace(
                 detail::values_of(group.parameters),
@@ -6056,7 +6160,12 @@ protected:
             );
             entry.enter(group.parameters, false);
         };
-        fail_together(compared, prepare);
+        try {
+            fail_together(compared, prepare);
+        } catch (...) {
+            forget_given();
+            throw;
+        }
         entry.leave();
         start->run(comm_, 0);
         auto const finish = [&] {
@@ -6072,6 +6181,7 @@ protected:
         try {
             fail_together("group of parameters", finish);
         } catch (...) {
+            forget_given();
             if (rules_.size() > groups_.size()) {
                 rules_.pop_back();
             }
@@ -6086,6 +6196,128 @@ protected:
         }
         loads_ = std::move(loads);
         groups_.push_back(std::move(group));
+    }
+
+    /// Makes all groups anew, of what `lists` return, one for each, or of the same parameters if there are none, and
+    /// moves the state. `compare(list)` adds further items to compare, and `also(group)` prepares more on each rank once the
+    /// groups are all there, the last one in `group`. If they throw on one rank, all ranks throw, and the groups are those of before. Collective,
+    /// outside a guard.
+    template <class Compare, class F>
+    void relist(
+        std::vector<std::function<ParameterList()>> const& lists,
+        Compare const& compare,
+        F const& also
+    ) {
+        if constexpr (detail::takes_parameters<Rule>) { // on all ranks
+            throw ContractViolation{
+                "refresh() is not for an optimizer that is made with what its rank steps, as those of libtorch are; write "
+                "a Checkpoint, make the optimizer of the new parameters, and read the Checkpoint"
+            };
+        }
+        consolidate(0); // each rank gets what it owns from there
+        bool has_begun = false;
+        std::vector<Group> before;
+        std::vector<Given> given;
+        std::vector<std::size_t> loads(loads_.size());
+        std::vector<detail::Relisted> relisted;
+        std::vector<ParameterList> kept;
+        std::optional<detail::CoalescedBroadcast> broadcast;
+        try {
+            detail::ModelEntry entry{comm_};
+            AgreementList compared;
+            fail_together(compared, [&] {
+                compare(compared);
+                has_begun = true;
+                std::swap(groups_, before);
+                std::swap(given_, given);
+                std::swap(loads_, loads);
+                if (!lists.empty() && lists.size() != before.size()) {
+                    throw ContractViolation{detail::concat(
+                        "refresh() was given ",
+                        lists.size(),
+                        " lists of parameters, but there are ",
+                        before.size(),
+                        " groups; give one for each, in their order, or none for the same parameters"
+                    )};
+                }
+                ParameterList all;
+                std::vector<AnyView> sent;
+                for (std::size_t k = 0; k < before.size(); ++k) {
+                    Group group;
+                    ParameterList const list = lists.empty() ? before[k].given() : lists[k]();
+                    group.parameters = list;
+                    std::vector<std::size_t> next;
+                    plan(group, rules_[k], given[k].choices, next, compared);
+                    loads_ = std::move(next);
+                    relisted.emplace_back(given[k].listed, list, lists.empty());
+                    relisted.back().agree_on(compared, list);
+                    kept.push_back(make_store(group));
+                    given_.push_back({given[k].choices, {list, true}});
+                    append(all, list);
+                    for (std::size_t i = 0; i < list.size(); ++i) {
+                        if (!relisted[k].is_equal(i)) {
+                            sent.push_back(list[i].value());
+                        }
+                    }
+                    if (k + 1 == before.size()) {
+                        also(std::as_const(group));
+                    }
+                    groups_.push_back(std::move(group));
+                }
+                broadcast.emplace(
+                    detail::tensor_list(std::move(sent)),
+                    options_.bucket_cap_bytes / 2,
+                    "parameter",
+                    detail::BufferMemory{comm_}
+                );
+                entry.enter(all, false);
+            });
+            entry.leave();
+            deal_again(before, relisted);
+        } catch (...) {
+            if (has_begun) {
+                std::swap(groups_, before);
+                std::swap(given_, given);
+                std::swap(loads_, loads);
+            }
+            throw;
+        }
+        broadcast->run(comm_, 0);
+        auto const finish = [&] {
+            for (Group const& group : groups_) {
+                if (group.values) {
+                    group.values->take(group.shards, scratch_[0]);
+                }
+            }
+            std::size_t k = 0;
+            for (Group const& group : groups_) {
+                for (detail::OptimizerShard const& shard : group.shards) {
+                    shard.load_masters(group.parameters, scratch_[0], [&](std::size_t i) {
+                        return !relisted[k].was_trained(i);
+                    });
+                }
+                ++k;
+            }
+            device().finish(); // before the engine's memory ends
+            former_values_.reserve(former_values_.size() + before.size());
+        };
+        try {
+            fail_together("refresh()", finish);
+        } catch (...) {
+            for (Group const& one : groups_) {
+                if (one.values) {
+                    one.values->leave();
+                }
+            }
+            throw;
+        }
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            if (groups_[k].values) {
+                groups_[k].parameters = std::move(kept[k]);
+                former_values_.push_back(before[k].values);
+            }
+        }
+        std::erase_if(former_values_, [](auto const& values) { return !values->holds_any(); });
     }
 
     /// They grow during a step only if an engine changes the layout of a tensor that was sent in
@@ -6180,6 +6412,61 @@ private:
         for (detail::OptimizerShard& shard : group.shards) {
             shard = shard.with_state(detail::state_names_of(rule).size());
         }
+    }
+
+    /// How a group was given.
+    struct Given {
+        detail::ShardChoices choices;
+        detail::ListedModel listed;
+    };
+
+    /// Forgets a group that was not added.
+    void forget_given() noexcept {
+        while (given_.size() > groups_.size()) {
+            given_.pop_back();
+        }
+    }
+
+    /// Memory for the values of a group, if the engine's is not used. Returns what then takes the place of its parameters.
+    [[nodiscard]] ParameterList make_store(Group& group) const {
+        if (!shards_values() && !options_.parameters_as_bucket_view) {
+            return {};
+        }
+        group.values = std::make_shared<detail::ValueStore>(
+            group.parameters,
+            group.shards,
+            shards_values() ? detail::Residence::own_part : detail::Residence::bucket,
+            detail::BufferMemory{comm_}
+        );
+        return detail::ValueStore::list(group.values);
+    }
+
+    /// Deals out what consolidate() gathered: to each parameter that was trained before what is its own. Collective.
+    void
+    deal_again(std::vector<Group> const& before, std::vector<detail::Relisted> const& relisted) {
+        OptimizerState<Rule> state;
+        auto const together = [&](auto const& f) { fail_together("refresh()", f); };
+        together([&] {
+            if (comm_.rank() != 0) {
+                return;
+            }
+            OptimizerState<Rule> former = state_.take();
+            state = {
+                std::move(former.rules),
+                std::vector<typename OptimizerState<Rule>::Parameter>(parameter_count())
+            };
+            for (std::size_t k = 0; k < groups_.size(); ++k) {
+                std::span const all{state.parameters};
+                detail::make_tensors(groups_[k], detail::state_names_of(rules_[k]), all);
+                for (std::size_t i = 0; i < groups_[k].parameters.size(); ++i) {
+                    if (relisted[k].was_trained(i) && groups_[k].parameters[i].requires_grad()) {
+                        all[groups_[k].first + i] =
+                            std::move(former.parameters[before[k].first + *relisted[k].was(i)]);
+                    }
+                }
+            }
+        });
+        state_.deal(comm_, host_, 0, state, rules_, groups_, together);
     }
 
     [[nodiscard]] Device& device() noexcept { return detail::device_of(comm_); }
@@ -6345,6 +6632,9 @@ private:
     Sharding sharding_;
     std::deque<Rule> rules_; ///< of the groups; none moves when one is added
     std::vector<Group> groups_;
+    std::vector<Given> given_; ///< of the groups
+    std::vector<std::shared_ptr<detail::ValueStore>>
+        former_values_;              ///< of groups before: values of frozen parameters lie there
     std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters
     detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one
     detail::Scratch scratch_[2];
@@ -6576,6 +6866,31 @@ public:
         add(std::forward<Parameters>(parameters), std::move(rule), choices, nothing, [] {});
     }
 
+    /// Lists the parameters again: see ZeroRedundancyOptimizer::refresh(). Buffers and attached state stay as they are.
+    /// Collective, outside a guard and a round.
+    /// @throws ContractViolation  also with Sharding::parameters, whose values are nowhere as a whole.
+    template <class... Parameters>
+    void refresh(Parameters&&... parameters) {
+        Training::require_outside("refresh()");
+        this->hooks().require_released();
+        auto const compare = [&](AgreementList&) {
+            if (this->sharding() == Sharding::parameters) {
+                throw ContractViolation{
+                    "refresh() is not for Sharding::parameters, where no rank has whole values; write a Checkpoint, make "
+                    "the ShardedDataParallel anew, and read it"
+                };
+            }
+            if (!this->window().window().is_empty() && !this->are_cleared()) {
+                throw ContractViolation{detail::text_of_open_window("refresh()")};
+            }
+        };
+        std::vector<std::function<ParameterList()>> const lists{std::function<ParameterList()>{[&] {
+            return joinable::parameters(std::forward<Parameters>(parameters));
+        }}...};
+        relist_all(lists, compare);
+        this->forget_window(false);
+    }
+
     /// Gathers all values and keeps them during the lifetime of the returned object. Collective,
     /// outside a guard. If ranks keep parts of the values, read them here, or write them equally on
     /// all ranks and then call reload(). Does nothing with another sharding. Destroy the returned
@@ -6748,19 +7063,41 @@ private:
         detail::ShardChoices const& choices,
         Compare const& compare,
         F const& prepare) {
-        std::unique_ptr<Averages> reducer;
-        std::optional<detail::ReadyCheck> check;
-        std::optional<detail::ListedModel> listed;
-        auto const also = [&](detail::ShardGroup const& group) {
+        auto const also = [&](detail::ShardGroup const&) {
             if (this->reducer_ && this->window().window().is_open()) {
                 throw ContractViolation{
                     "add_parameter_group() was called while gradients hold batches that no round has reduced; add "
                     "groups after a round that syncs, or call discard_window() before"
                 };
             }
+            prepare();
+        };
+        with_reducer(also, [&](Last const& last) {
+            Optimizer::add(
+                std::forward<Parameters>(parameters), std::move(rule), choices, compare, last
+            );
+        });
+    }
+
+    template <class Compare>
+    void
+    relist_all(std::vector<std::function<ParameterList()>> const& lists, Compare const& compare) {
+        auto const nothing = [](detail::ShardGroup const&) {};
+        with_reducer(nothing, [&](Last const& last) { this->relist(lists, compare, last); });
+    }
+
+    using Last = std::function<void(detail::ShardGroup const&)>;
+
+    /// Calls make(last), which makes groups and, by last(group), a reducer of the gradients of all.
+    template <class Also, class Make>
+    void with_reducer(Also const& also, Make const& make) {
+        std::unique_ptr<Averages> reducer;
+        std::optional<detail::ReadyCheck> check;
+        std::optional<detail::ListedModel> listed;
+        Last const last = [&](detail::ShardGroup const& group) {
+            also(group);
             ParameterList const all = parameters_with(group);
             reducer = reducer_with(group, all);
-            prepare();
             listed.emplace(all, this->sharding() != Sharding::parameters);
             if (this->module_->options().verify_ready) {
                 check.emplace(
@@ -6771,9 +7108,7 @@ private:
                 );
             }
         };
-        Optimizer::add(
-            std::forward<Parameters>(parameters), std::move(rule), choices, compare, also
-        );
+        make(last);
         if (this->reducer_ && !detail::reduces_to_owners(this->sharding())) {
             former_.push_back(std::move(this->reducer_)); // gradients may lie in its buckets
         }
@@ -6784,6 +7119,7 @@ private:
         }
         detail::abort_if_throws(Training::comm_, [&] { this->reducer_->take_gradients(); });
         this->reducer_->register_memory();
+        std::erase_if(former_, [](auto const& one) { return !one->holds_gradients(); });
     }
 
     /// Those of the groups before and of the next one.
@@ -6994,7 +7330,7 @@ namespace joinable { inline namespace v0 {
 /// out of inputs: a joined owner steps by the same averages as the others. Numbers of 16 bits are
 /// stepped as masters of 32 bits, which their owner keeps. A parameter without a gradient on its
 /// owner is not stepped; a joined owner steps those that have a gradient on the lowest active rank.
-/// Which parameters need gradients is fixed when they are added.
+/// Which parameters need gradients is fixed when they are added, until refresh().
 ///
 /// `Rule` is an UpdateRule or a LocalOptimizer: an engine's optimizer that keeps its own state.
 ///
@@ -7032,6 +7368,37 @@ public:
     add_parameter_group(Parameters&& parameters, Rule rule, std::vector<int> const& owners = {}) {
         require_outside("add_parameter_group()");
         add(std::forward<Parameters>(parameters), std::move(rule), owners);
+    }
+
+    /// Lists the parameters again, after some became trainable or frozen or were added. Without arguments these are the
+    /// same; otherwise give a range for each group, in their order. Collective, outside a guard, on all ranks in the same
+    /// way.
+    ///
+    /// Ranks compare what the constructor compares. Parameters that are new or newly trained take rank 0's values, and their
+    /// state begins anew. That of others moves to its new owners, by way of rank 0, whose host memory holds all of it
+    /// meanwhile. A parameter is the one of the same name in its group, or, without a name, the one whose value is at the
+    /// same address; with another dtype it is a new one. What is frozen now loses its state. Those that were listed before must exist until this returns.
+    /// @throws ContractViolation  in a guard; gradients hold batches that no round has reduced, and are not all absent or
+    ///         zeros; there is not one range for each group; a value has other extents than when it was given; or what
+    ///         the constructor throws. The other ranks throw PeerFailed.
+    /// @throws Mismatch  ranks list different parameters, or other ranks do something else. After this and a
+    ///         ContractViolation the optimizer is as it was before.
+    template <class... Parameters>
+    void refresh(Parameters&&... parameters) {
+        require_outside("refresh()");
+        auto const compare = [&](AgreementList&) {
+            if (!detail::WindowOf{this->join_state()}.window().is_empty() && !are_cleared()) {
+                throw ContractViolation{detail::text_of_open_window("refresh()")};
+            }
+        };
+        this->relist(
+            {std::function<ParameterList()>{[&] {
+                return joinable::parameters(std::forward<Parameters>(parameters));
+            }}...},
+            compare,
+            [](auto const&) {}
+        );
+        discard_window();
     }
 
     /// Steps what this rank owns and exchanges it. Call it once in each round that syncs, after the

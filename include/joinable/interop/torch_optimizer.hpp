@@ -507,15 +507,16 @@ public:
     /// rank. It steps and has state only for what this rank owns, so do not step it. Lives as long as this object. Local.
     [[nodiscard]] O& local(std::size_t group = 0) { return this->rule(group).optimizer(); }
 
-    using Base::step;
+    void step(RoundNotice const& notice = {}) { Base::step(notice); }
     /// Runs `closure`, which clears gradients and computes them, then steps. Returns what it returns, such as the loss.
     /// Collective; on a joined rank only the step runs.
     template <std::invocable Closure>
     auto step(Closure&& closure, RoundNotice const& notice = {}) {
-        at::AutoGradMode const with_graph{true};
-        auto loss = std::forward<Closure>(closure)();
-        Base::step(notice);
-        return loss;
+        auto const with_graph = [&] {
+            at::AutoGradMode const mode{true};
+            return std::forward<Closure>(closure)();
+        };
+        return Base::step(with_graph, notice);
     }
 };
 

@@ -26,6 +26,7 @@
 #include <joinable/participant/detail/closure.hpp>
 #include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
+#include <joinable/participant/detail/relisted.hpp>
 #include <joinable/participant/gradient_participant.hpp>
 #include <joinable/participant/needs_header.hpp>
 #include <joinable/participant/sharded/detail/gradients_for_owners.hpp>
@@ -170,6 +171,31 @@ public:
         auto const nothing = [](AgreementList&) {};
         detail::ShardChoices const choices{owners, units};
         add(std::forward<Parameters>(parameters), std::move(rule), choices, nothing, [] {});
+    }
+
+    /// Lists the parameters again: see ZeroRedundancyOptimizer::refresh(). Buffers and attached state stay as they are.
+    /// Collective, outside a guard and a round.
+    /// @throws ContractViolation  also with Sharding::parameters, whose values are nowhere as a whole.
+    template <class... Parameters>
+    void refresh(Parameters&&... parameters) {
+        Training::require_outside("refresh()");
+        this->hooks().require_released();
+        auto const compare = [&](AgreementList&) {
+            if (this->sharding() == Sharding::parameters) {
+                throw ContractViolation{
+                    "refresh() is not for Sharding::parameters, where no rank has whole values; write a Checkpoint, make "
+                    "the ShardedDataParallel anew, and read it"
+                };
+            }
+            if (!this->window().window().is_empty() && !this->are_cleared()) {
+                throw ContractViolation{detail::text_of_open_window("refresh()")};
+            }
+        };
+        std::vector<std::function<ParameterList()>> const lists{std::function<ParameterList()>{[&] {
+            return joinable::parameters(std::forward<Parameters>(parameters));
+        }}...};
+        relist_all(lists, compare);
+        this->forget_window(false);
     }
 
     /// Gathers all values and keeps them during the lifetime of the returned object. Collective,
@@ -344,19 +370,41 @@ private:
         detail::ShardChoices const& choices,
         Compare const& compare,
         F const& prepare) {
-        std::unique_ptr<Averages> reducer;
-        std::optional<detail::ReadyCheck> check;
-        std::optional<detail::ListedModel> listed;
-        auto const also = [&](detail::ShardGroup const& group) {
+        auto const also = [&](detail::ShardGroup const&) {
             if (this->reducer_ && this->window().window().is_open()) {
                 throw ContractViolation{
                     "add_parameter_group() was called while gradients hold batches that no round has reduced; add "
                     "groups after a round that syncs, or call discard_window() before"
                 };
             }
+            prepare();
+        };
+        with_reducer(also, [&](Last const& last) {
+            Optimizer::add(
+                std::forward<Parameters>(parameters), std::move(rule), choices, compare, last
+            );
+        });
+    }
+
+    template <class Compare>
+    void
+    relist_all(std::vector<std::function<ParameterList()>> const& lists, Compare const& compare) {
+        auto const nothing = [](detail::ShardGroup const&) {};
+        with_reducer(nothing, [&](Last const& last) { this->relist(lists, compare, last); });
+    }
+
+    using Last = std::function<void(detail::ShardGroup const&)>;
+
+    /// Calls make(last), which makes groups and, by last(group), a reducer of the gradients of all.
+    template <class Also, class Make>
+    void with_reducer(Also const& also, Make const& make) {
+        std::unique_ptr<Averages> reducer;
+        std::optional<detail::ReadyCheck> check;
+        std::optional<detail::ListedModel> listed;
+        Last const last = [&](detail::ShardGroup const& group) {
+            also(group);
             ParameterList const all = parameters_with(group);
             reducer = reducer_with(group, all);
-            prepare();
             listed.emplace(all, this->sharding() != Sharding::parameters);
             if (this->module_->options().verify_ready) {
                 check.emplace(
@@ -367,9 +415,7 @@ private:
                 );
             }
         };
-        Optimizer::add(
-            std::forward<Parameters>(parameters), std::move(rule), choices, compare, also
-        );
+        make(last);
         if (this->reducer_ && !detail::reduces_to_owners(this->sharding())) {
             former_.push_back(std::move(this->reducer_)); // gradients may lie in its buckets
         }
@@ -380,6 +426,7 @@ private:
         }
         detail::abort_if_throws(Training::comm_, [&] { this->reducer_->take_gradients(); });
         this->reducer_->register_memory();
+        std::erase_if(former_, [](auto const& one) { return !one->holds_gradients(); });
     }
 
     /// Those of the groups before and of the next one.

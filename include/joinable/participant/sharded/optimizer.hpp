@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -39,6 +40,7 @@
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/detail/model_checks.hpp>
+#include <joinable/participant/detail/relisted.hpp>
 #include <joinable/participant/sharded/detail/before_step.hpp>
 #include <joinable/participant/sharded/detail/exchange.hpp>
 #include <joinable/participant/sharded/detail/group.hpp>
@@ -342,15 +344,8 @@ protected:
             }
             compare(compared);
             plan(group, rule, choices, loads, compared);
-            if (shards_values() || options_.parameters_as_bucket_view) {
-                group.values = std::make_shared<detail::ValueStore>(
-                    group.parameters,
-                    group.shards,
-                    shards_values() ? detail::Residence::own_part : detail::Residence::bucket,
-                    detail::BufferMemory{comm_}
-                );
-                kept = detail::ValueStore::list(group.values);
-            }
+            kept = make_store(group);
+            given_.push_back({choices, {group.parameters, true}});
             also(group);
             start.emplace(
                 detail::values_of(group.parameters),
@@ -360,7 +355,12 @@ protected:
             );
             entry.enter(group.parameters, false);
         };
-        fail_together(compared, prepare);
+        try {
+            fail_together(compared, prepare);
+        } catch (...) {
+            forget_given();
+            throw;
+        }
         entry.leave();
         start->run(comm_, 0);
         auto const finish = [&] {
@@ -376,6 +376,7 @@ protected:
         try {
             fail_together("group of parameters", finish);
         } catch (...) {
+            forget_given();
             if (rules_.size() > groups_.size()) {
                 rules_.pop_back();
             }
@@ -390,6 +391,128 @@ protected:
         }
         loads_ = std::move(loads);
         groups_.push_back(std::move(group));
+    }
+
+    /// Makes all groups anew, of what `lists` return, one for each, or of the same parameters if there are none, and
+    /// moves the state. `compare(list)` adds further items to compare, and `also(group)` prepares more on each rank once the
+    /// groups are all there, the last one in `group`. If they throw on one rank, all ranks throw, and the groups are those of before. Collective,
+    /// outside a guard.
+    template <class Compare, class F>
+    void relist(
+        std::vector<std::function<ParameterList()>> const& lists,
+        Compare const& compare,
+        F const& also
+    ) {
+        if constexpr (detail::takes_parameters<Rule>) { // on all ranks
+            throw ContractViolation{
+                "refresh() is not for an optimizer that is made with what its rank steps, as those of libtorch are; write "
+                "a Checkpoint, make the optimizer of the new parameters, and read the Checkpoint"
+            };
+        }
+        consolidate(0); // each rank gets what it owns from there
+        bool has_begun = false;
+        std::vector<Group> before;
+        std::vector<Given> given;
+        std::vector<std::size_t> loads(loads_.size());
+        std::vector<detail::Relisted> relisted;
+        std::vector<ParameterList> kept;
+        std::optional<detail::CoalescedBroadcast> broadcast;
+        try {
+            detail::ModelEntry entry{comm_};
+            AgreementList compared;
+            fail_together(compared, [&] {
+                compare(compared);
+                has_begun = true;
+                std::swap(groups_, before);
+                std::swap(given_, given);
+                std::swap(loads_, loads);
+                if (!lists.empty() && lists.size() != before.size()) {
+                    throw ContractViolation{detail::concat(
+                        "refresh() was given ",
+                        lists.size(),
+                        " lists of parameters, but there are ",
+                        before.size(),
+                        " groups; give one for each, in their order, or none for the same parameters"
+                    )};
+                }
+                ParameterList all;
+                std::vector<AnyView> sent;
+                for (std::size_t k = 0; k < before.size(); ++k) {
+                    Group group;
+                    ParameterList const list = lists.empty() ? before[k].given() : lists[k]();
+                    group.parameters = list;
+                    std::vector<std::size_t> next;
+                    plan(group, rules_[k], given[k].choices, next, compared);
+                    loads_ = std::move(next);
+                    relisted.emplace_back(given[k].listed, list, lists.empty());
+                    relisted.back().agree_on(compared, list);
+                    kept.push_back(make_store(group));
+                    given_.push_back({given[k].choices, {list, true}});
+                    append(all, list);
+                    for (std::size_t i = 0; i < list.size(); ++i) {
+                        if (!relisted[k].is_equal(i)) {
+                            sent.push_back(list[i].value());
+                        }
+                    }
+                    if (k + 1 == before.size()) {
+                        also(std::as_const(group));
+                    }
+                    groups_.push_back(std::move(group));
+                }
+                broadcast.emplace(
+                    detail::tensor_list(std::move(sent)),
+                    options_.bucket_cap_bytes / 2,
+                    "parameter",
+                    detail::BufferMemory{comm_}
+                );
+                entry.enter(all, false);
+            });
+            entry.leave();
+            deal_again(before, relisted);
+        } catch (...) {
+            if (has_begun) {
+                std::swap(groups_, before);
+                std::swap(given_, given);
+                std::swap(loads_, loads);
+            }
+            throw;
+        }
+        broadcast->run(comm_, 0);
+        auto const finish = [&] {
+            for (Group const& group : groups_) {
+                if (group.values) {
+                    group.values->take(group.shards, scratch_[0]);
+                }
+            }
+            std::size_t k = 0;
+            for (Group const& group : groups_) {
+                for (detail::OptimizerShard const& shard : group.shards) {
+                    shard.load_masters(group.parameters, scratch_[0], [&](std::size_t i) {
+                        return !relisted[k].was_trained(i);
+                    });
+                }
+                ++k;
+            }
+            device().finish(); // before the engine's memory ends
+            former_values_.reserve(former_values_.size() + before.size());
+        };
+        try {
+            fail_together("refresh()", finish);
+        } catch (...) {
+            for (Group const& one : groups_) {
+                if (one.values) {
+                    one.values->leave();
+                }
+            }
+            throw;
+        }
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            if (groups_[k].values) {
+                groups_[k].parameters = std::move(kept[k]);
+                former_values_.push_back(before[k].values);
+            }
+        }
+        std::erase_if(former_values_, [](auto const& values) { return !values->holds_any(); });
     }
 
     /// They grow during a step only if an engine changes the layout of a tensor that was sent in
@@ -484,6 +607,61 @@ private:
         for (detail::OptimizerShard& shard : group.shards) {
             shard = shard.with_state(detail::state_names_of(rule).size());
         }
+    }
+
+    /// How a group was given.
+    struct Given {
+        detail::ShardChoices choices;
+        detail::ListedModel listed;
+    };
+
+    /// Forgets a group that was not added.
+    void forget_given() noexcept {
+        while (given_.size() > groups_.size()) {
+            given_.pop_back();
+        }
+    }
+
+    /// Memory for the values of a group, if the engine's is not used. Returns what then takes the place of its parameters.
+    [[nodiscard]] ParameterList make_store(Group& group) const {
+        if (!shards_values() && !options_.parameters_as_bucket_view) {
+            return {};
+        }
+        group.values = std::make_shared<detail::ValueStore>(
+            group.parameters,
+            group.shards,
+            shards_values() ? detail::Residence::own_part : detail::Residence::bucket,
+            detail::BufferMemory{comm_}
+        );
+        return detail::ValueStore::list(group.values);
+    }
+
+    /// Deals out what consolidate() gathered: to each parameter that was trained before what is its own. Collective.
+    void
+    deal_again(std::vector<Group> const& before, std::vector<detail::Relisted> const& relisted) {
+        OptimizerState<Rule> state;
+        auto const together = [&](auto const& f) { fail_together("refresh()", f); };
+        together([&] {
+            if (comm_.rank() != 0) {
+                return;
+            }
+            OptimizerState<Rule> former = state_.take();
+            state = {
+                std::move(former.rules),
+                std::vector<typename OptimizerState<Rule>::Parameter>(parameter_count())
+            };
+            for (std::size_t k = 0; k < groups_.size(); ++k) {
+                std::span const all{state.parameters};
+                detail::make_tensors(groups_[k], detail::state_names_of(rules_[k]), all);
+                for (std::size_t i = 0; i < groups_[k].parameters.size(); ++i) {
+                    if (relisted[k].was_trained(i) && groups_[k].parameters[i].requires_grad()) {
+                        all[groups_[k].first + i] =
+                            std::move(former.parameters[before[k].first + *relisted[k].was(i)]);
+                    }
+                }
+            }
+        });
+        state_.deal(comm_, host_, 0, state, rules_, groups_, together);
     }
 
     [[nodiscard]] Device& device() noexcept { return detail::device_of(comm_); }
@@ -649,6 +827,9 @@ private:
     Sharding sharding_;
     std::deque<Rule> rules_; ///< of the groups; none moves when one is added
     std::vector<Group> groups_;
+    std::vector<Given> given_; ///< of the groups
+    std::vector<std::shared_ptr<detail::ValueStore>>
+        former_values_;              ///< of groups before: values of frozen parameters lie there
     std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters
     detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one
     detail::Scratch scratch_[2];

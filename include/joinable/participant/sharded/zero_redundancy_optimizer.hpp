@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <functional>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -22,6 +23,7 @@
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/participant/averaging.hpp>
 #include <joinable/participant/detail/closure.hpp>
+#include <joinable/participant/detail/relisted.hpp>
 #include <joinable/participant/needs_header.hpp>
 #include <joinable/participant/sharded/detail/exchange.hpp>
 #include <joinable/participant/sharded/detail/plan.hpp>
@@ -50,7 +52,7 @@ namespace joinable { inline namespace v0 {
 /// out of inputs: a joined owner steps by the same averages as the others. Numbers of 16 bits are
 /// stepped as masters of 32 bits, which their owner keeps. A parameter without a gradient on its
 /// owner is not stepped; a joined owner steps those that have a gradient on the lowest active rank.
-/// Which parameters need gradients is fixed when they are added.
+/// Which parameters need gradients is fixed when they are added, until refresh().
 ///
 /// `Rule` is an UpdateRule or a LocalOptimizer: an engine's optimizer that keeps its own state.
 ///
@@ -88,6 +90,37 @@ public:
     add_parameter_group(Parameters&& parameters, Rule rule, std::vector<int> const& owners = {}) {
         require_outside("add_parameter_group()");
         add(std::forward<Parameters>(parameters), std::move(rule), owners);
+    }
+
+    /// Lists the parameters again, after some became trainable or frozen or were added. Without arguments these are the
+    /// same; otherwise give a range for each group, in their order. Collective, outside a guard, on all ranks in the same
+    /// way.
+    ///
+    /// Ranks compare what the constructor compares. Parameters that are new or newly trained take rank 0's values, and their
+    /// state begins anew. That of others moves to its new owners, by way of rank 0, whose host memory holds all of it
+    /// meanwhile. A parameter is the one of the same name in its group, or, without a name, the one whose value is at the
+    /// same address; with another dtype it is a new one. What is frozen now loses its state. Those that were listed before must exist until this returns.
+    /// @throws ContractViolation  in a guard; gradients hold batches that no round has reduced, and are not all absent or
+    ///         zeros; there is not one range for each group; a value has other extents than when it was given; or what
+    ///         the constructor throws. The other ranks throw PeerFailed.
+    /// @throws Mismatch  ranks list different parameters, or other ranks do something else. After this and a
+    ///         ContractViolation the optimizer is as it was before.
+    template <class... Parameters>
+    void refresh(Parameters&&... parameters) {
+        require_outside("refresh()");
+        auto const compare = [&](AgreementList&) {
+            if (!detail::WindowOf{this->join_state()}.window().is_empty() && !are_cleared()) {
+                throw ContractViolation{detail::text_of_open_window("refresh()")};
+            }
+        };
+        this->relist(
+            {std::function<ParameterList()>{[&] {
+                return joinable::parameters(std::forward<Parameters>(parameters));
+            }}...},
+            compare,
+            [](auto const&) {}
+        );
+        discard_window();
     }
 
     /// Steps what this rank owns and exchanges it. Call it once in each round that syncs, after the

@@ -326,7 +326,7 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
                 was_frozen
                     ? " requires a gradient now, but did not when it was given, so no rank steps it"
                     : " requires no gradient any more, but did when it was given",
-                "; make a new optimizer"
+                "; call refresh(), or make a new optimizer"
             )};
         }
     }

@@ -33,6 +33,13 @@ public:
     /// Frees what was gathered. Local.
     void reset() noexcept { gathered_.reset(); }
 
+    /// Returns the state that was gathered on this rank, and keeps none. Local.
+    [[nodiscard]] OptimizerState<Rule> take() {
+        OptimizerState<Rule> taken = std::move(gathered_).value();
+        gathered_.reset();
+        return taken;
+    }
+
     /// @throws ContractViolation  nothing was gathered on this rank.
     [[nodiscard]] OptimizerState<Rule> const& on(int rank) const {
         if (!gathered_) {

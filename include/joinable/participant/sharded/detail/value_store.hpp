@@ -90,6 +90,16 @@ public:
     /// @throws ContractViolation  the engine has moved a value out of its bucket.
     void check() const;
 
+    /// Whether a value of the engine lies here.
+    [[nodiscard]] bool holds_any() const {
+        for (std::size_t i = 0; i < parts_.size(); ++i) {
+            if (parts_[i].value && !is_moved(i)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
     [[nodiscard]] bool is_sharded() const noexcept { return residence_ == Residence::own_part; }
     /// The engine's parameters.
     [[nodiscard]] ParameterList const& given() const noexcept { return whole_; }

@@ -355,6 +355,11 @@ MUTATIONS = [
         "interop/torch.test.cpp", "a module that was converted and back*",
     ),
     Mutation(
+        "refreshed-modules-are-not-followed", "interop/torch.hpp",
+        "detail::abort_if_throws(this->comm_, [&] { watch(); });", ";",
+        "interop/torch_refresh.test.cpp", "a module that freezes*",
+    ),
+    Mutation(
         "layers-added-to-a-module-are-not-noticed", "interop/torch.hpp",
         "if (tensor.requires_grad() && !listed.contains(", "if (false && !listed.contains(",
         "interop/torch.test.cpp", "a layer that a module got*",

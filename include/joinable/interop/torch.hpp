@@ -46,6 +46,7 @@
 #include <joinable/join/round.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/options.hpp>
+#include <joinable/participant/refresh.hpp>
 #include <joinable/participant/step.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -249,18 +250,15 @@ public:
     TorchGradients() = default;
     TorchGradients(TorchGradients const&) = delete;
     TorchGradients& operator=(TorchGradients const&) = delete;
-    ~TorchGradients() {
-        for (Watched const& watched : watched_) {
-            static_cast<void>(watched.node->del_post_hook(watched.hook));
-        }
-    }
+    ~TorchGradients() { forget(); }
 
     /// Calls `ready(i)` within the backward passes of all graphs, during the lifetime of this
-    /// object.
+    /// object or until the next call.
     void watch(
         std::vector<NamedTorchTensor> const& parameters,
         std::function<void(std::size_t)> const& ready
     ) {
+        forget();
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             if (at::Tensor const& tensor = parameters[i].tensor; tensor.requires_grad()) {
                 // Held, or each graph would make a new node without the hook.
@@ -347,6 +345,13 @@ private:
         std::uintptr_t hook;
         std::size_t parameter;
     };
+
+    void forget() {
+        for (Watched const& watched : watched_) {
+            static_cast<void>(watched.node->del_post_hook(watched.hook));
+        }
+        watched_.clear();
+    }
 
     static c10::Stream current_stream(c10::Device device) {
         return c10::impl::VirtualGuardImpl{device.type()}.getStream(device);
@@ -693,7 +698,8 @@ public:
                     this->join_name(),
                     " was made, so it would not be averaged; make the ",
                     this->join_name(),
-                    " after the module has all its layers"
+                    " after the module has all its layers",
+                    or_refresh_
                 )};
             }
         }
@@ -705,6 +711,7 @@ protected:
         std::vector<std::string> ignore = {};   ///< names of parameters
         bool finds_unused = false;              ///< reads the graph of what passes return
         bool steps_unused = false; ///< all gradients count, those of unused parameters as zeros
+        std::string_view or_refresh = {}; ///< for errors, if the class has refresh()
     };
     /// `base` are the arguments of the base class.
     template <class Holder, class... Args>
@@ -713,13 +720,25 @@ protected:
           ignore_{std::move(passes.ignore)},
           parameters_{distinct_tensors(module_.named_parameters(), ignore_)},
           views_{std::move(passes.views)}, finds_unused_{passes.finds_unused},
-          steps_unused_{passes.steps_unused} {
+          steps_unused_{passes.steps_unused}, or_refresh_{passes.or_refresh} {
         if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
             keep_ = module.ptr();
         } else if constexpr (std::convertible_to<Holder, std::shared_ptr<void>>) {
             keep_ = module;
         }
-        gradients_.watch(parameters_, [this](std::size_t i) { on_gradient(i); });
+        watch();
+    }
+
+    /// Others keep what lies in the buckets of before, in memory of its own.
+    void use_views(std::shared_ptr<TorchViews> views) {
+        std::exchange(views_, std::move(views))->leave();
+    }
+    /// Follows the gradients of parameters that are listed in place of those of before.
+    void follow(std::vector<NamedTorchTensor> parameters) {
+        parameters_ = std::move(parameters);
+        followed_.follow({}, {});
+        unused_.clear();
+        abort_if_throws(this->comm_, [&] { watch(); });
     }
 
     Module& module_;
@@ -746,13 +765,17 @@ private:
                         this->join_name(),
                         " was made, so its gradient would not be averaged; make the ",
                         this->join_name(),
-                        " after to()"
+                        " after to()",
+                        or_refresh_
                     )};
                 }
             });
         });
     }
 
+    void watch() {
+        gradients_.watch(parameters_, [this](std::size_t i) { on_gradient(i); });
+    }
     void on_gradient(std::size_t i) {
         require_no_graph(i);
         begin_reduction();
@@ -884,6 +907,7 @@ private:
     std::shared_ptr<TorchViews> views_;
     bool finds_unused_; ///< in each pass; a static graph finds them in its first round
     bool steps_unused_;
+    std::string_view or_refresh_;
     bool is_reducing_ = false; ///< in a backward pass
     bool expects_end_ = false;
     std::vector<bool> is_ready_; ///< of each parameter, in this backward pass
@@ -967,6 +991,31 @@ public:
               comm, module, options, std::move(reduction), std::make_shared<detail::TorchViews>()
           } {}
 
+    /// Lists the module again, after to(), after requires_grad of parameters changed, or after it got or lost
+    /// layers. Parameters that are new or newly trained, and all buffers, take rank 0's values. Handles of gradients
+    /// in the buckets of before keep what they hold, in memory of their own. An optimizer of libtorch gets new
+    /// parameters by its add_param_group(). Collective, outside a guard and a round. For more, and for what is thrown,
+    /// see joinable::DistributedDataParallel::refresh().
+    void refresh() {
+        this->require_outside("refresh()");
+        DataParallelOptions const options = this->options();
+        std::shared_ptr<detail::TorchViews> views;
+        std::vector<detail::NamedTorchTensor> parameters;
+        auto const list = [&] {
+            views = std::make_shared<detail::TorchViews>();
+            parameters = detail::distinct_tensors(this->module_.named_parameters(), options.ignore);
+            return list_of(this->module_, options, views);
+        };
+        BufferList buffers = detail::buffers_of(this->module_, options.ignore);
+        detail::Refresh<Base>::relist(
+            *this,
+            list,
+            std::move(buffers),
+            {.sends_buffers = true, .accept = [&] { this->use_views(views); }}
+        );
+        this->follow(std::move(parameters));
+    }
+
     /// Runs on joined ranks. See joinable::DistributedDataParallel.
     class Hook : public Base::Hook {
     public:
@@ -1017,21 +1066,27 @@ private:
               module,
               {.views = views,
                .ignore = options.ignore,
-               .finds_unused = options.find_unused && !options.static_graph},
+               .finds_unused = options.find_unused && !options.static_graph,
+               .or_refresh = ", or call refresh()"},
               std::function<ParameterList()>{[&module, &options, views] {
-                  Module& named = detail::torch_module_of(module);
-                  detail::check_names(named, options);
-                  return joinable::parameters(
-                      detail::TorchSparseWeights{named, options.sparse}.mark(
-                          detail::distinct_tensors(named.named_parameters(), options.ignore, views)
-                      )
-                  );
+                  return list_of(detail::torch_module_of(module), options, views);
               }},
               comm,
               detail::buffers_of(detail::torch_module_of(module), options.ignore),
               options,
               std::move(reduction)
           } {}
+
+    static ParameterList list_of(
+        Module& module,
+        DataParallelOptions const& options,
+        std::shared_ptr<detail::TorchViews> const& views
+    ) {
+        detail::check_names(module, options);
+        return joinable::parameters(detail::TorchSparseWeights{module, options.sparse}.mark(
+            detail::distinct_tensors(module.named_parameters(), options.ignore, views)
+        ));
+    }
 
     /// Optimizers of joined ranks pass over parameters without a gradient, and would step by an old one.
     void drop_ignored_gradients() {

@@ -121,6 +121,7 @@ public:
 
 private:
     using Base::add_parameter_group; // its parameters would have no hooks
+    using Base::refresh;             // the same
     using Base::use_all;
 
     template <class Holder>

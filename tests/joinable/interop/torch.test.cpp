@@ -513,7 +513,7 @@ TEST_CASE("a module that was converted and back, on all ranks or on one, is refu
                     text.find(
                         "parameter first.weight was converted, and back, after the "
                         "DistributedDataParallel was made, so its gradient would not be averaged; make the "
-                        "DistributedDataParallel after to()"
+                        "DistributedDataParallel after to(), or call refresh()"
                     ) != std::string::npos
                 );
             }
@@ -547,8 +547,9 @@ TEST_CASE("a layer that a module got after it was wrapped is refused by name whe
         CAPTURE(text);
         CHECK(text.find("parameter 1.weight came into the module after the") != std::string::npos);
         CHECK(
-            text.find("make the DistributedDataParallel after the module has all") !=
-            std::string::npos
+            text.find(
+                "make the DistributedDataParallel after the module has all its layers, or call refresh()"
+            ) != std::string::npos
         );
     });
 }

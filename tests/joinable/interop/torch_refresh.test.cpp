@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: BSL-1.0
+// Modules of libtorch that freeze, unfreeze, get layers and are converted between guards: values equal those of libtorch
+// alone, in double, over all batches.
+#include <joinable/interop/torch.hpp>
+
+#include <torch/torch.h> // before doctest: both have a macro CHECK
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <support/ranks.hpp>
+
+#include <joinable/error.hpp>
+#include <joinable/join/guard.hpp>
+
+namespace {
+
+using joinable::DataParallelOptions;
+using joinable::ThreadCommunicator;
+using joinable_tests::run_ranks;
+using torch::Tensor;
+
+/// Each rank starts with other values.
+torch::nn::Linear make_layer(std::int64_t in, std::int64_t out, int rank, double start) {
+    torch::nn::Linear layer{in, out};
+    layer->to(torch::kDouble);
+    torch::NoGradGuard const quiet;
+    for (Tensor& parameter : layer->parameters()) {
+        Tensor const numbers = torch::arange(parameter.numel(), torch::kDouble);
+        parameter.copy_((torch::sin(numbers + start) / 2 + rank).reshape(parameter.sizes()));
+    }
+    return layer;
+}
+struct NetImpl : torch::nn::Module {
+    torch::nn::Linear first = nullptr;
+    torch::nn::Linear second = nullptr;
+    torch::nn::Linear added = nullptr;
+
+    explicit NetImpl(int rank)
+        : first{register_module("first", make_layer(2, 3, rank, 0.5))},
+          second{register_module("second", make_layer(3, 2, rank, 1.5))} {}
+    Tensor forward(Tensor const& input) {
+        Tensor output = second(torch::tanh(first(input)));
+        return added ? added(torch::tanh(output)) : output;
+    }
+};
+TORCH_MODULE(Net);
+
+constexpr std::size_t most_inputs = 4;
+/// How many inputs a rank has: 2, 4, 3, 2, ...
+std::size_t inputs_of(int rank) {
+    return 2 + static_cast<std::size_t>(2 * rank % 3);
+}
+Tensor input_of(int rank, std::size_t step) {
+    return torch::tensor({{rank - 1.5, static_cast<double>(step % 7) / 4}}, torch::kDouble);
+}
+void set_trained(torch::nn::Linear& layer, bool is_trained) {
+    for (Tensor& parameter : layer->parameters()) {
+        parameter.set_requires_grad(is_trained);
+        parameter.mutable_grad().reset();
+    }
+}
+/// The model of before each epoch, and what its optimizer has to step.
+void change(Net& model, torch::optim::SGD& optimizer, int rank, int epoch) {
+    if (epoch == 1) {
+        set_trained(model->first, true);
+        set_trained(model->second, false);
+    } else if (epoch == 2) {
+        set_trained(model->second, true);
+        model->added = model->register_module("added", make_layer(2, 2, rank, 2.5));
+        optimizer.add_param_group({model->added->parameters()});
+    } else if (epoch == 3) {
+        model->to(torch::kFloat);
+        model->to(torch::kDouble);
+    }
+}
+torch::optim::SGD make_optimizer(Net& model) {
+    return torch::optim::SGD{model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.5)};
+}
+constexpr int epochs = 5;
+
+/// libtorch alone. An average divides by all ranks.
+std::vector<Tensor> train_alone(int world) {
+    Net model{0};
+    set_trained(model->first, false);
+    torch::optim::SGD optimizer = make_optimizer(model);
+    std::size_t step = 0;
+    for (int epoch = 0; epoch < epochs; ++epoch) {
+        change(model, optimizer, 0, epoch);
+        std::size_t const most = world == 1 ? 2 : most_inputs;
+        for (std::size_t input = 0; input < most; ++input, ++step) {
+            optimizer.zero_grad();
+            Tensor loss = torch::zeros({}, torch::kDouble);
+            for (int rank = 0; rank < world; ++rank) {
+                if (input < inputs_of(rank)) {
+                    loss = loss + model->forward(input_of(rank, step)).square().sum() / world;
+                }
+            }
+            loss.backward();
+            optimizer.step();
+        }
+    }
+    return model->parameters();
+}
+
+TEST_CASE("a module that freezes, gets layers and is converted trains as libtorch alone") {
+    std::vector<DataParallelOptions> const all{
+        {}, {.gradient_as_bucket_view = true}, {.find_unused = true}
+    };
+    for (std::size_t k = 0; k < all.size(); ++k) {
+        CAPTURE(k);
+        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            Net model{comm.rank()};
+            set_trained(model->first, false);
+            torch::optim::SGD optimizer = make_optimizer(model);
+            joinable::torch::DistributedDataParallel ddp{comm, model, all[k]};
+            std::size_t step = 0;
+            for (int epoch = 0; epoch < epochs; ++epoch) {
+                change(model, optimizer, comm.rank(), epoch);
+                ddp.refresh();
+                joinable::torch::Step stepper{comm, optimizer};
+                std::size_t const begin = step;
+                joinable::Join guard{joinable::participants(ddp, stepper)};
+                for (std::size_t input = 0; input < inputs_of(comm.rank()); ++input, ++step) {
+                    optimizer.zero_grad();
+                    ddp.forward(input_of(comm.rank(), step)).square().sum().backward();
+                    stepper.step();
+                }
+                guard.finish();
+                step = begin + (comm.size() == 1 ? 2 : most_inputs);
+            }
+            std::vector<Tensor> const alone = train_alone(comm.size());
+            std::vector<Tensor> const parameters = model->parameters();
+            REQUIRE(parameters.size() == alone.size());
+            for (std::size_t i = 0; i < alone.size(); ++i) {
+                CAPTURE(i);
+                CHECK(torch::allclose(parameters[i], alone[i], 1e-6, 1e-6)); // rounded to float
+            }
+        });
+    }
+}
+
+TEST_CASE("handles of gradients in buckets outlive a refresh, frozen ones, too") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        Net model{0};
+        joinable::torch::DistributedDataParallel ddp{
+            comm, model, {.gradient_as_bucket_view = true}
+        };
+        ddp.forward(input_of(1, 1)).square().sum().backward();
+        Tensor const trained = model->second->weight.grad();
+        Tensor const frozen = model->first->weight.grad();
+        Tensor const copies[] = {trained.clone(), frozen.clone()};
+        model->first->weight.set_requires_grad(false);
+        ddp.refresh();
+        CHECK(torch::equal(trained, copies[0]));
+        CHECK(torch::equal(frozen, copies[1]));
+        CHECK(torch::equal(model->first->weight.grad(), copies[1]));
+        CHECK(torch::equal(model->second->weight.grad(), copies[0]));
+        CHECK(model->second->weight.grad().data_ptr() == ddp.buckets()[0].views[1].data());
+    });
+}
+
+TEST_CASE("ranks whose modules differ say so, and the model is as it was before") {
+    run_ranks({2, 3}, [](ThreadCommunicator& comm) {
+        Net model{0};
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        model->first->bias.set_requires_grad(comm.rank() != 0);
+        CHECK_THROWS_AS(ddp.refresh(), joinable::Mismatch);
+        model->first->bias.set_requires_grad(true);
+        ddp.forward(input_of(comm.rank(), 1)).square().sum().backward();
+        std::vector<Tensor> inputs;
+        Tensor loss = torch::zeros({}, torch::kDouble);
+        Net alone{0};
+        for (int rank = 0; rank < comm.size(); ++rank) {
+            loss = loss + alone->forward(input_of(rank, 1)).square().sum() / comm.size();
+        }
+        loss.backward();
+        CHECK(torch::allclose(model->first->bias.grad(), alone->first->bias.grad()));
+    });
+}
+
+} // namespace

@@ -2305,6 +2305,21 @@ MUTATIONS = [
         "participant/clipping.test.cpp", "gradients are clipped by a norm*",
     ),
     Mutation(
+        "powers-that-are-computed-on-the-host-are-not-sent", "participant/sharded/detail/before_step.hpp",
+        "            device.upload(numbers, first, all.bytes());\n", "",
+        "participant/clipping.test.cpp", "gradients are clipped by a norm*",
+    ),
+    Mutation(
+        "powers-of-earlier-steps-are-kept", "participant/sharded/detail/before_step.hpp",
+        "            std::fill_n(numbers, count, 0.0);\n", "",
+        "participant/clipping.test.cpp", "gradients are clipped by a norm*",
+    ),
+    Mutation(
+        "gradients-are-read-before-they-are-copied", "participant/sharded/detail/before_step.hpp",
+        "        device.submit();\n        if (copy_", "        if (copy_",
+        "communicator/nccl/sharded.test.cpp", "norms of any type*",
+    ),
+    Mutation(
         "a-maximum-is-this-rank-s-own", "participant/sharded/detail/before_step.hpp",
         "host_.all_reduce({keys.data(), keys.size(), DType::i64}, ReduceOp::max).wait();", "",
         "participant/clipping.test.cpp", "a maximum is over all ranks*",

@@ -108,9 +108,9 @@ public:
     void sum_squares(std::span<double> squares) const { sum_powers(2, squares); }
     /// The same for magnitudes to the power of `power`, a number above 0. If it is infinite the
     /// result is each parameter's largest magnitude, NaN if an element is NaN. A number is infinite
-    /// where a power is beyond the range of double. Collective.
-    /// @throws ContractViolation  also if the power is not above 0, or not 2 on a device; nothing was
-    ///         sent.
+    /// where a power is beyond the range of double. Gradients on a device are copied to the host, one after another,
+    /// unless the power is 2. Collective.
+    /// @throws ContractViolation  also if the power is not above 0; nothing was sent.
     void sum_powers(double power, std::span<double> sums) const;
     /// Multiplies all gradients by a factor, in the type that they are computed in: f16 and bf16 in
     /// float. Local.
@@ -146,8 +146,7 @@ public:
     explicit ClipNorm(double max_norm, ClipNormOptions const& options = {});
 
     /// Collective.
-    /// @throws ContractViolation  the gradients are on a device without kernels, or on a device and the
-    ///         norm's type is not 2.
+    /// @throws ContractViolation  the gradients are on a device without kernels.
     /// @throws Error  on all ranks: the norm is not finite, and the options refuse it. No gradient was
     ///         changed.
     bool operator()(ShardGradients const& gradients);
@@ -254,15 +253,6 @@ JOINABLE_DEFINITION void ShardGradients::sum_powers(double power, std::span<doub
             detail::to_text(device_.id()),
             " has no kernels that sum the squares of gradients; give the communicator's "
             "device_memory().use_kernels() what joinable::cuda_kernels() returns"
-        )};
-    }
-    if (power != 2 && !detail::is_on_host(device_)) {
-        throw ContractViolation{detail::concat(
-            "the powers of gradients on ",
-            detail::to_text(device_.id()),
-            " are summed for norms of type 2 alone, but were asked for with ",
-            power,
-            "; clip by a norm of type 2"
         )};
     }
     if (parameters_ != 0) {
@@ -4922,7 +4912,8 @@ class ShardedBeforeStep final : ShardSums {
 public:
     /// Refers to both, which connect the same ranks.
     ShardedBeforeStep(Comm& comm, HostCollectives<Comm>& host, Sharding sharding)
-        : comm_{comm}, host_{host}, sharding_{sharding}, sums_{device_of(comm)} {}
+        : comm_{comm}, host_{host}, sharding_{sharding}, sums_{device_of(comm)},
+          packed_{device_of(comm)} {}
 
     /// Whether the ranks step; they compare it by `words`. Collective.
     /// @throws ContractViolation  they do not return the same.
@@ -4989,17 +4980,24 @@ private:
         std::size_t const count = sums.size();
         Buffer const all{sums_.data(count * sizeof(double)), count, DType::f64};
         auto* const first = static_cast<double*>(all.data);
-        device.fill_zero({first, DType::f64, {count}, {1}, device.id()});
-        own_.clear();
-        for (ShardGradient const& piece : pieces) {
-            own_.push_back({piece.view, first + piece.parameter});
+        if (staged_.bytes() < all.bytes()) {
+            staged_ = device.allocate_staging(all.bytes());
         }
         if (power == 2) {
-            device.sum_squares(own_);
-        } else { // on the host alone
-            for (auto const& [tensor, sum] : own_) {
-                *sum = sum_of_powers(tensor, power);
+            device.fill_zero({first, DType::f64, {count}, {1}, device.id()});
+            own_.clear();
+            for (ShardGradient const& piece : pieces) {
+                own_.push_back({piece.view, first + piece.parameter});
             }
+            device.sum_squares(own_);
+        } else { // on the host, because a device's pow() has other bits
+            auto* const numbers = reinterpret_cast<double*>(staged_.data());
+            std::fill_n(numbers, count, 0.0);
+            for (ShardGradient const& piece : pieces) {
+                numbers[piece.parameter] = sum_of_powers(on_host(piece.view), power);
+            }
+            device.upload(numbers, first, all.bytes());
+            device.submit(); // before it is sent
         }
         if (sharding_ == Sharding::none) { // the same sums on each rank
             complete(comm_.broadcast(all, 0));
@@ -5008,11 +5006,27 @@ private:
         } else {
             complete(comm_.all_reduce(all, ReduceOp::sum));
         }
-        if (staged_.bytes() < all.bytes()) {
-            staged_ = device.allocate_staging(all.bytes());
-        }
         host_.download(first, staged_.data(), all.bytes());
         copy_bytes(reinterpret_cast<std::byte*>(sums.data()), staged_.data(), all.bytes());
+    }
+
+    /// The tensor, or a copy in host memory that the next one replaces. Blocks, up to the deadline.
+    [[nodiscard]] AnyView on_host(AnyView const& tensor) {
+        Device& device = device_of(comm_);
+        if (detail::is_on_host(device) || tensor.numel() == 0) {
+            return tensor;
+        }
+        Shape const& extents = tensor.extents();
+        Shape const strides = row_major_strides(extents);
+        std::size_t const bytes = tensor.numel() * size_of(tensor.dtype());
+        std::byte* const packed = packed_.data(bytes);
+        device.copy(tensor, {packed, tensor.dtype(), extents, strides, device.id()});
+        device.submit();
+        if (copy_.bytes() < bytes) {
+            copy_ = device.allocate_staging(bytes);
+        }
+        host_.download(packed, copy_.data(), bytes);
+        return {copy_.data(), tensor.dtype(), extents, strides};
     }
 
     Comm& comm_;
@@ -5021,7 +5035,9 @@ private:
     std::vector<ShardGradient> pieces_;
     std::vector<SquareSum> own_;
     Arena staged_; ///< of the sums, on the host
+    Arena copy_;   ///< of a gradient, on the host
     Scratch sums_;
+    Scratch packed_;
 };
 
 }}} // namespace joinable::v0::detail

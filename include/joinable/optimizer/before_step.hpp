@@ -84,9 +84,9 @@ public:
     void sum_squares(std::span<double> squares) const { sum_powers(2, squares); }
     /// The same for magnitudes to the power of `power`, a number above 0. If it is infinite the
     /// result is each parameter's largest magnitude, NaN if an element is NaN. A number is infinite
-    /// where a power is beyond the range of double. Collective.
-    /// @throws ContractViolation  also if the power is not above 0, or not 2 on a device; nothing was
-    ///         sent.
+    /// where a power is beyond the range of double. Gradients on a device are copied to the host, one after another,
+    /// unless the power is 2. Collective.
+    /// @throws ContractViolation  also if the power is not above 0; nothing was sent.
     void sum_powers(double power, std::span<double> sums) const;
     /// Multiplies all gradients by a factor, in the type that they are computed in: f16 and bf16 in
     /// float. Local.
@@ -122,8 +122,7 @@ public:
     explicit ClipNorm(double max_norm, ClipNormOptions const& options = {});
 
     /// Collective.
-    /// @throws ContractViolation  the gradients are on a device without kernels, or on a device and the
-    ///         norm's type is not 2.
+    /// @throws ContractViolation  the gradients are on a device without kernels.
     /// @throws Error  on all ranks: the norm is not finite, and the options refuse it. No gradient was
     ///         changed.
     bool operator()(ShardGradients const& gradients);

@@ -64,15 +64,6 @@ JOINABLE_DEFINITION void ShardGradients::sum_powers(double power, std::span<doub
             "device_memory().use_kernels() what joinable::cuda_kernels() returns"
         )};
     }
-    if (power != 2 && !detail::is_on_host(device_)) {
-        throw ContractViolation{detail::concat(
-            "the powers of gradients on ",
-            detail::to_text(device_.id()),
-            " are summed for norms of type 2 alone, but were asked for with ",
-            power,
-            "; clip by a norm of type 2"
-        )};
-    }
     if (parameters_ != 0) {
         sums_.sum_powers(power, pieces_, sums);
     }

@@ -31,6 +31,7 @@
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/reduce_op.hpp>
+#include <joinable/tensor/shape.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -40,7 +41,8 @@ class ShardedBeforeStep final : ShardSums {
 public:
     /// Refers to both, which connect the same ranks.
     ShardedBeforeStep(Comm& comm, HostCollectives<Comm>& host, Sharding sharding)
-        : comm_{comm}, host_{host}, sharding_{sharding}, sums_{device_of(comm)} {}
+        : comm_{comm}, host_{host}, sharding_{sharding}, sums_{device_of(comm)},
+          packed_{device_of(comm)} {}
 
     /// Whether the ranks step; they compare it by `words`. Collective.
     /// @throws ContractViolation  they do not return the same.
@@ -107,17 +109,24 @@ private:
         std::size_t const count = sums.size();
         Buffer const all{sums_.data(count * sizeof(double)), count, DType::f64};
         auto* const first = static_cast<double*>(all.data);
-        device.fill_zero({first, DType::f64, {count}, {1}, device.id()});
-        own_.clear();
-        for (ShardGradient const& piece : pieces) {
-            own_.push_back({piece.view, first + piece.parameter});
+        if (staged_.bytes() < all.bytes()) {
+            staged_ = device.allocate_staging(all.bytes());
         }
         if (power == 2) {
-            device.sum_squares(own_);
-        } else { // on the host alone
-            for (auto const& [tensor, sum] : own_) {
-                *sum = sum_of_powers(tensor, power);
+            device.fill_zero({first, DType::f64, {count}, {1}, device.id()});
+            own_.clear();
+            for (ShardGradient const& piece : pieces) {
+                own_.push_back({piece.view, first + piece.parameter});
             }
+            device.sum_squares(own_);
+        } else { // on the host, because a device's pow() has other bits
+            auto* const numbers = reinterpret_cast<double*>(staged_.data());
+            std::fill_n(numbers, count, 0.0);
+            for (ShardGradient const& piece : pieces) {
+                numbers[piece.parameter] = sum_of_powers(on_host(piece.view), power);
+            }
+            device.upload(numbers, first, all.bytes());
+            device.submit(); // before it is sent
         }
         if (sharding_ == Sharding::none) { // the same sums on each rank
             complete(comm_.broadcast(all, 0));
@@ -126,11 +135,27 @@ private:
         } else {
             complete(comm_.all_reduce(all, ReduceOp::sum));
         }
-        if (staged_.bytes() < all.bytes()) {
-            staged_ = device.allocate_staging(all.bytes());
-        }
         host_.download(first, staged_.data(), all.bytes());
         copy_bytes(reinterpret_cast<std::byte*>(sums.data()), staged_.data(), all.bytes());
+    }
+
+    /// The tensor, or a copy in host memory that the next one replaces. Blocks, up to the deadline.
+    [[nodiscard]] AnyView on_host(AnyView const& tensor) {
+        Device& device = device_of(comm_);
+        if (detail::is_on_host(device) || tensor.numel() == 0) {
+            return tensor;
+        }
+        Shape const& extents = tensor.extents();
+        Shape const strides = row_major_strides(extents);
+        std::size_t const bytes = tensor.numel() * size_of(tensor.dtype());
+        std::byte* const packed = packed_.data(bytes);
+        device.copy(tensor, {packed, tensor.dtype(), extents, strides, device.id()});
+        device.submit();
+        if (copy_.bytes() < bytes) {
+            copy_ = device.allocate_staging(bytes);
+        }
+        host_.download(packed, copy_.data(), bytes);
+        return {copy_.data(), tensor.dtype(), extents, strides};
     }
 
     Comm& comm_;
@@ -139,7 +164,9 @@ private:
     std::vector<ShardGradient> pieces_;
     std::vector<SquareSum> own_;
     Arena staged_; ///< of the sums, on the host
+    Arena copy_;   ///< of a gradient, on the host
     Scratch sums_;
+    Scratch packed_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -7346,7 +7346,8 @@ namespace joinable { inline namespace v0 {
 /// out of inputs: a joined owner steps by the same averages as the others. Numbers of 16 bits are
 /// stepped as masters of 32 bits, which their owner keeps. A parameter without a gradient on its
 /// owner is not stepped; a joined owner steps those that have a gradient on the lowest active rank.
-/// Which parameters need gradients is fixed when they are added, until refresh().
+/// Which parameters need gradients is fixed when they are added, until refresh(). A parameter whose gradients are rows is stepped
+/// row by row, by a rule with UpdateRule's steps_rows: its owner sends the rows that it has stepped.
 ///
 /// `Rule` is an UpdateRule or a LocalOptimizer: an engine's optimizer that keeps its own state.
 ///

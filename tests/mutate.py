@@ -356,7 +356,7 @@ MUTATIONS = [
     ),
     Mutation(
         "refreshed-modules-are-not-followed", "interop/torch.hpp",
-        "detail::abort_if_throws(this->comm_, [&] { watch(); });", ";",
+        "        abort_if_throws(this->comm_, [&] { watch(); });\n", "",
         "interop/torch_refresh.test.cpp", "a module that freezes*",
     ),
     Mutation(
@@ -366,7 +366,8 @@ MUTATIONS = [
     ),
     Mutation(
         "gradient-penalties-end-the-pass", "interop/torch.hpp",
-        "if (*life == Life::lasts && gradients_.are_accumulated()) {", "if (*life == Life::lasts) {",
+        "if (life->state == Life::State::lasts && gradients_.are_accumulated()) {",
+        "if (life->state == Life::State::lasts) {",
         "interop/torch.test.cpp", "a gradient penalty*",
     ),
     Mutation(
@@ -391,7 +392,7 @@ MUTATIONS = [
     ),
     Mutation(
         "static-graphs-of-modules-are-told-what-is-unused", "interop/torch.hpp",
-        "finds_unused_{options.find_unused && !options.static_graph}", "finds_unused_{options.find_unused}",
+        ".finds_unused = options.find_unused && !options.static_graph", ".finds_unused = options.find_unused",
         "interop/torch_drawn.test.cpp", "any training of a libtorch module*",
     ),
     Mutation(
@@ -406,7 +407,7 @@ MUTATIONS = [
     ),
     Mutation(
         "models-of-modules-may-end-before-their-backward-pass", "interop/torch.hpp",
-        "if (life == Life::ended_in_a_round && accumulates) {", "if (false && accumulates) {",
+        "if (state == State::ended_in_a_round && accumulates) {", "if (false && accumulates) {",
         "interop/torch_mistakes.test.cpp", "each mistake of a libtorch user*",
     ),
     Mutation(

@@ -9414,7 +9414,7 @@ public:
 
     /// Gradients will be marked, unless `without` says that there is no pass: then contribute_nothing() or
     /// contribute_accumulated() follows.
-    void begin(double factor, std::optional<WithoutPass> const& without);
+    void begin(double factor, WithoutPass const* without);
 
     void leave_out(std::size_t i);
     /// Leaves out what is unused without being named: with find_unused the parameters that were
@@ -9559,13 +9559,15 @@ JOINABLE_DEFINITION void Iteration::take_unused(std::size_t i) const {
     }
 }
 
-JOINABLE_DEFINITION void
-Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
+JOINABLE_DEFINITION void Iteration::begin(double factor, WithoutPass const* without) {
     require_closed();
     is_open_ = true;
     factor_ = factor;
-    without_ = without;
-    is_recording_ = !without && graph_ && !graph_->is_recorded();
+    without_.reset();
+    if (without != nullptr) {
+        without_ = *without;
+    }
+    is_recording_ = without == nullptr && graph_ && !graph_->is_recorded();
     for (std::size_t b = 0; b < gradients_.buckets().size(); ++b) {
         pending_[b] = gradients_.buckets()[b].parameters.size();
     }
@@ -10067,7 +10069,7 @@ public:
     ///         without find_unused, or are listed twice, out of range or not trainable.
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(double factor, Unused const& unused = {}, int order_source = 0) {
-        begin(factor, order_source, std::nullopt);
+        begin(factor, order_source, nullptr);
         detail::for_each_unused(unused, gradients_->trained(), [&](std::size_t i) {
             iteration_.leave_out(i);
         });
@@ -10178,7 +10180,8 @@ public:
     /// rank uses. For a rank that has joined a guard, BucketOptions::joined_gradients says what
     /// happens to these. Collective. Throws what finalize_backward() throws.
     void contribute_zeros(int order_source = 0, bool has_joined = false) {
-        begin(0.0, order_source, without_pass(has_joined, false));
+        detail::WithoutPass const without = without_pass(has_joined, false);
+        begin(0.0, order_source, &without);
         contribute_nothing();
         finalize_backward();
     }
@@ -10186,7 +10189,8 @@ public:
     /// The same for a rank without a backward pass whose gradients hold what it accumulated in
     /// earlier rounds (mark_accumulated). They are multiplied by `factor` and contribute.
     void contribute_accumulated(double factor, int order_source = 0, bool has_joined = false) {
-        begin(factor, order_source, without_pass(has_joined, true));
+        detail::WithoutPass const without = without_pass(has_joined, true);
+        begin(factor, order_source, &without);
         turns().end_pass();
         for (std::size_t const i : gradients_->trained()) {
             make_room(gradients_->bucket_of(i));
@@ -10280,13 +10284,14 @@ private:
         return {has_joined, sends_accumulated, gradients_->joined_gradients()};
     }
 
-    void begin(double factor, int order_source, std::optional<detail::WithoutPass> const& without) {
+    /// No `without`: gradients will be marked.
+    void begin(double factor, int order_source, detail::WithoutPass const* without) {
         contributes_ = factor != 0.0; // else zeros are packed
         // A device may have got its kernels since the last iteration.
         bool const scales_later = scales(comm_, *reduction_) && contributes_;
         iteration_.require_closed();
         turns().begin_iteration();
-        gradients_->begin(without && without->has_joined);
+        gradients_->begin(without != nullptr && without->has_joined);
         end_ranges(); // of an iteration that failed
         iteration_.begin(scales_later ? 1.0 : factor, without);
         factor_ = scales_later ? factor : 1.0;
@@ -10296,7 +10301,7 @@ private:
         launched_ = tested_ = finished_ = 0;
         counts_.reset();
         if (sparse_ != nullptr) {
-            sparse_->begin(factor, !without || !without->is_untouched());
+            sparse_->begin(factor, without == nullptr || !without->is_untouched());
         }
     }
 

@@ -240,7 +240,7 @@ public:
     ///         without find_unused, or are listed twice, out of range or not trainable.
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(double factor, Unused const& unused = {}, int order_source = 0) {
-        begin(factor, order_source, std::nullopt);
+        begin(factor, order_source, nullptr);
         detail::for_each_unused(unused, gradients_->trained(), [&](std::size_t i) {
             iteration_.leave_out(i);
         });
@@ -351,7 +351,8 @@ public:
     /// rank uses. For a rank that has joined a guard, BucketOptions::joined_gradients says what
     /// happens to these. Collective. Throws what finalize_backward() throws.
     void contribute_zeros(int order_source = 0, bool has_joined = false) {
-        begin(0.0, order_source, without_pass(has_joined, false));
+        detail::WithoutPass const without = without_pass(has_joined, false);
+        begin(0.0, order_source, &without);
         contribute_nothing();
         finalize_backward();
     }
@@ -359,7 +360,8 @@ public:
     /// The same for a rank without a backward pass whose gradients hold what it accumulated in
     /// earlier rounds (mark_accumulated). They are multiplied by `factor` and contribute.
     void contribute_accumulated(double factor, int order_source = 0, bool has_joined = false) {
-        begin(factor, order_source, without_pass(has_joined, true));
+        detail::WithoutPass const without = without_pass(has_joined, true);
+        begin(factor, order_source, &without);
         turns().end_pass();
         for (std::size_t const i : gradients_->trained()) {
             make_room(gradients_->bucket_of(i));
@@ -453,13 +455,14 @@ private:
         return {has_joined, sends_accumulated, gradients_->joined_gradients()};
     }
 
-    void begin(double factor, int order_source, std::optional<detail::WithoutPass> const& without) {
+    /// No `without`: gradients will be marked.
+    void begin(double factor, int order_source, detail::WithoutPass const* without) {
         contributes_ = factor != 0.0; // else zeros are packed
         // A device may have got its kernels since the last iteration.
         bool const scales_later = scales(comm_, *reduction_) && contributes_;
         iteration_.require_closed();
         turns().begin_iteration();
-        gradients_->begin(without && without->has_joined);
+        gradients_->begin(without != nullptr && without->has_joined);
         end_ranges(); // of an iteration that failed
         iteration_.begin(scales_later ? 1.0 : factor, without);
         factor_ = scales_later ? factor : 1.0;
@@ -469,7 +472,7 @@ private:
         launched_ = tested_ = finished_ = 0;
         counts_.reset();
         if (sparse_ != nullptr) {
-            sparse_->begin(factor, !without || !without->is_untouched());
+            sparse_->begin(factor, without == nullptr || !without->is_untouched());
         }
     }
 

@@ -122,7 +122,7 @@ public:
 
     /// Gradients will be marked, unless `without` says that there is no pass: then contribute_nothing() or
     /// contribute_accumulated() follows.
-    void begin(double factor, std::optional<WithoutPass> const& without);
+    void begin(double factor, WithoutPass const* without);
 
     void leave_out(std::size_t i);
     /// Leaves out what is unused without being named: with find_unused the parameters that were

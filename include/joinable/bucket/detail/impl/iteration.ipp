@@ -33,13 +33,15 @@ JOINABLE_DEFINITION void Iteration::take_unused(std::size_t i) const {
     }
 }
 
-JOINABLE_DEFINITION void
-Iteration::begin(double factor, std::optional<WithoutPass> const& without) {
+JOINABLE_DEFINITION void Iteration::begin(double factor, WithoutPass const* without) {
     require_closed();
     is_open_ = true;
     factor_ = factor;
-    without_ = without;
-    is_recording_ = !without && graph_ && !graph_->is_recorded();
+    without_.reset();
+    if (without != nullptr) {
+        without_ = *without;
+    }
+    is_recording_ = without == nullptr && graph_ && !graph_->is_recorded();
     for (std::size_t b = 0; b < gradients_.buckets().size(); ++b) {
         pending_[b] = gradients_.buckets()[b].parameters.size();
     }

@@ -6224,12 +6224,21 @@ protected:
         Compare const& compare,
         F const& also
     ) {
-        if constexpr (detail::takes_parameters<Rule>) { // on all ranks
-            throw ContractViolation{
-                "refresh() is not for an optimizer that is made with what its rank steps, as those of libtorch are; write "
-                "a Checkpoint, make the optimizer of the new parameters, and read the Checkpoint"
-            };
+        static_assert(
+            UpdateRule<Rule>,
+            "refresh: an engine's optimizer keeps its state itself; make the optimizer anew, of the new parameters, and "
+            "move the state with a Checkpoint or on the owner of each parameter, which owner_of() names"
+        );
+        if constexpr (UpdateRule<Rule>) {
+            relist_groups(lists, compare, also);
         }
+    }
+    template <class Compare, class F>
+    void relist_groups(
+        std::vector<std::function<ParameterList()>> const& lists,
+        Compare const& compare,
+        F const& also
+    ) {
         consolidate(0); // each rank gets what it owns from there
         bool has_begun = false;
         std::vector<Group> before;

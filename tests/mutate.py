@@ -2921,6 +2921,16 @@ MUTATIONS = [
         "bucket/compression.test.cpp", "*what ranks keep*",
     ),
     Mutation(
+        "powersgd-begins-with-what-is-not-finite", "bucket/compression/power_sgd.hpp",
+        "                 .only_if = verdict + 1,\n", "",
+        "participant/compression_property.test.cpp", "*",
+    ),
+    Mutation(
+        "residuals-do-not-follow-the-loss-scale", "bucket/compression/detail/feedback.hpp",
+        "cast_step(numbers, factor, numbers)", "cast_step(numbers, 1.0 + 0 * factor, numbers)",
+        "participant/compression_property.test.cpp", "*",
+    ),
+    Mutation(
         "a-device-computes-without-kernels", "bucket/compression/detail/steps.hpp",
         "if (!is_on_host(device) && !device.can_compute()) {", "if (false) {",
         "device/cuda/compression.test.cpp", "*refused in a sentence*",

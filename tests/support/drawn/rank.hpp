@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -17,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include <support/draw.hpp>
 #include <support/drawn/serial_training.hpp>
 #include <support/drawn/training.hpp>
 #include <support/gathered_param.hpp>
@@ -25,6 +28,8 @@
 #include <support/strided_param.hpp>
 
 #include <joinable/bucket/bucket_reduction.hpp>
+#include <joinable/bucket/compression/detail/numbers.hpp>
+#include <joinable/detail/hash.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/action.hpp>
@@ -45,23 +50,148 @@ struct RankDied : std::runtime_error {
 /// Thrown where a rank leaves a guard.
 struct RankLeft {};
 
-/// A reduction that adds up what it delivers.
+/// What happens to gradients that travel compressed, as a seed says, the same on all ranks.
+struct Disturbances {
+    std::uint64_t seed = 0;
+    bool has_infinities = false; ///< elements of a rank's gradients that are infinite or NaN
+    bool has_scales = false;     ///< changes of the loss scale
+
+    [[nodiscard]] Draw draw(std::uint64_t round, std::uint64_t run) const {
+        return Draw{joinable::detail::Hash{}.add(seed).add(round).add(run).value()};
+    }
+};
+
+/// A reduction that adds up what it delivers. Where it delivers what is not finite, it looks that all ranks do so and
+/// keep what they kept before, and counts the gradients of all ranks as lost.
 template <class Reduction>
 struct Observed : Reduction {
     std::vector<Numbers>* delivered; ///< per parameter, in row-major order
+    std::vector<Numbers>* lost;      ///< by this rank, alike
+    Disturbances disturbances;
+    std::uint64_t round = 0;
 
+    using State = std::vector<Numbers>; ///< per tensor of some parameters
+    /// What a run begins with, by its first parameter.
+    struct Start {
+        std::vector<Numbers> gradients; ///< per part, times the factor
+        State state;
+    };
+    std::map<std::size_t, Start> starts = {};
+
+    template <class Comm>
+    auto start(Comm& comm, joinable::BucketRun const& run, double factor, bool contributes) {
+        Start begun{{}, state_of(run)};
+        for (std::size_t k = 0; k < run.parts.size(); ++k) {
+            begun.gradients.push_back(numbers_of(run, k));
+            for (double& number : begun.gradients.back()) {
+                number *= factor;
+            }
+        }
+        starts[run.parts[0].parameter] = std::move(begun);
+        Draw draw = disturbances.draw(round, run.parts[0].parameter);
+        bool const disturbs = draw.one_in(4);
+        auto const disturbed =
+            static_cast<int>(draw.below(static_cast<std::uint64_t>(comm.size())));
+        if (disturbances.has_infinities && disturbs && contributes && disturbed == comm.rank()) {
+            std::size_t const k = draw.below(run.parts.size());
+            if (run.parts[k].count != 0) {
+                using Limits = std::numeric_limits<double>;
+                Numbers numbers = numbers_of(run, k);
+                numbers[draw.below(numbers.size())] =
+                    draw.one_in(3) ? Limits::quiet_NaN()
+                                   : (draw.one_in(2) ? 1 : -1) * Limits::infinity();
+                write(view_of(run, k), numbers);
+            }
+        }
+        return Reduction::start(comm, run, factor, contributes);
+    }
     template <class Comm>
     void finish(Comm& comm, joinable::BucketRun const& run) {
         Reduction::finish(comm, run);
+        Start const& begun = starts.at(run.parts[0].parameter);
+        bool const is_finite = joinable::detail::are_finite(run.buffer);
+        std::array<int, 2> found{is_finite ? 1 : 0, is_finite ? 0 : 1};
+        comm.all_reduce({found.data(), 2, joinable::DType::i32}, joinable::ReduceOp::max).wait();
+        if (found[0] == found[1]) {
+            throw std::runtime_error{"averages are finite on some ranks alone"};
+        }
+        if (!is_finite && state_of(run, begun.state) != begun.state) {
+            throw std::runtime_error{"what ranks keep has changed by what is not finite"};
+        }
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
-            joinable::BucketPart const& part = run.parts[k];
-            Numbers const numbers =
-                read({run.part(k).data, part.dtype, part.extents, part.strides});
-            Numbers& sum = (*delivered)[part.parameter];
-            for (std::size_t i = 0; i < numbers.size(); ++i) {
-                sum[i] += numbers[i];
+            std::size_t const parameter = run.parts[k].parameter;
+            if (is_finite) {
+                add((*delivered)[parameter], numbers_of(run, k), 1);
+            } else { // and the training goes on with zeros
+                add((*lost)[parameter], begun.gradients[k], 1);
+                write(view_of(run, k), Numbers(run.parts[k].count));
             }
         }
+    }
+    void end_iteration() {
+        if constexpr (requires { Reduction::end_iteration(); }) {
+            Reduction::end_iteration();
+        }
+        if constexpr (requires { Reduction::scale_residuals(1.0); }) {
+            Draw draw = disturbances.draw(round, 1000);
+            if (disturbances.has_scales && draw.one_in(3)) {
+                double const factor = draw.one_in(2) ? 2 : 0.5;
+                for_each_residual([&](std::size_t parameter, Numbers const& numbers) {
+                    add((*lost)[parameter], numbers, 1 - factor);
+                });
+                Reduction::scale_residuals(factor);
+            }
+        }
+        ++round;
+    }
+
+private:
+    static void add(Numbers& to, Numbers const& numbers, double factor) {
+        for (std::size_t i = 0; i < numbers.size(); ++i) {
+            to[i] += numbers[i] * factor;
+        }
+    }
+    static joinable::AnyView view_of(joinable::BucketRun const& run, std::size_t k) {
+        joinable::BucketPart const& part = run.parts[k];
+        return {run.part(k).data, part.dtype, part.extents, part.strides};
+    }
+    static Numbers numbers_of(joinable::BucketRun const& run, std::size_t k) {
+        return read(view_of(run, k));
+    }
+    template <class F>
+    void for_each_tensor(F const& f) {
+        if constexpr (joinable::detail::saves_state<Reduction>) {
+            joinable::ReductionState state;
+            Reduction::save(state);
+            for (joinable::ReductionTensor const& tensor : state.tensors) {
+                f(tensor, read({tensor.data, tensor.dtype, tensor.extents, tensor.strides}));
+            }
+        }
+    }
+    template <class F>
+    void for_each_residual(F const& f) {
+        for_each_tensor([&](joinable::ReductionTensor const& tensor, Numbers const& numbers) {
+            if (tensor.name == "residual") {
+                f(tensor.parameter, numbers);
+            }
+        });
+    }
+    /// The residuals of a run's parameters, and the matrices with which rounds begin, as zeros if they
+    /// were zeros before: no round had begun with them.
+    State state_of(joinable::BucketRun const& run, State const& before = {}) {
+        State state;
+        for_each_tensor([&](joinable::ReductionTensor const& tensor, Numbers const& numbers) {
+            for (joinable::BucketPart const& part : run.parts) {
+                if (tensor.parameter != part.parameter) {
+                    continue;
+                }
+                Numbers const zeros(numbers.size());
+                bool const is_new = tensor.name != "residual" && state.size() < before.size() &&
+                                    before[state.size()] == zeros;
+                state.push_back(is_new ? zeros : numbers);
+            }
+        });
+        return state;
     }
 };
 
@@ -79,10 +209,11 @@ public:
         Inner& inner,
         Training const& training,
         SerialTraining const& serial,
-        Reduction reduction = {}
+        Reduction reduction = {},
+        Disturbances const& disturbances = {}
     )
         : inner_{inner}, comm_{inner}, training_{training}, serial_{serial},
-          reduction_{std::move(reduction)} {
+          reduction_{std::move(reduction)}, disturbances_{disturbances} {
         for (Parameter const& parameter : training.parameters) {
             FixedParam made{
                 {parameter.dtype, parameter.extents, parameter.value_strides},
@@ -182,12 +313,24 @@ private:
             for (Parameter const& parameter : training_.parameters) {
                 delivered_.emplace_back(joinable::numel(parameter.extents));
             }
-            return Observed<Reduction>{std::move(reduction_), &delivered_};
+            lost_ = delivered_;
+            return Observed<Reduction>{{std::move(reduction_)}, &delivered_, &lost_, disturbances_};
         }
     }
     template <class Ddp>
     void compare_sums(Ddp& ddp) {
         std::vector<Numbers> sums = delivered_;
+        for (std::size_t p = 0; p < sums.size(); ++p) {
+            Numbers lost = lost_[p];
+            inner_
+                .all_reduce(
+                    {lost.data(), lost.size(), joinable::DType::f64}, joinable::ReduceOp::sum
+                )
+                .wait();
+            for (std::size_t i = 0; i < lost.size(); ++i) {
+                sums[p][i] += lost[i];
+            }
+        }
         for (joinable::ReductionTensor const& tensor : ddp.saved().reduction.tensors) {
             if (tensor.name == "residual") {
                 Numbers kept = read({tensor.data, tensor.dtype, tensor.extents, tensor.strides});
@@ -643,7 +786,9 @@ private:
     Training const& training_;
     SerialTraining const& serial_;
     Reduction reduction_;
+    Disturbances disturbances_;
     std::vector<Numbers> delivered_; ///< by it
+    std::vector<Numbers> lost_;      ///< of this rank
     std::vector<StridedParam> releasable_;
     std::vector<StridedParam> settable_;
     std::vector<FixedParam> fixed_;

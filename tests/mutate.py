@@ -1036,6 +1036,36 @@ MUTATIONS = [
         "communicator/shared_handle.test.cpp", "a handle of nothing*",
     ),
     Mutation(
+        "checks-are-not-compared", "participant/detail/impl/model_checks.ipp",
+        'list.add("JOINABLE_CHECK", requested.text);', 'list.add("JOINABLE_CHECK", 0);',
+        "participant/requested_checks.test.cpp", "ranks with other words*",
+    ),
+    Mutation(
+        "requested-replicas-override-options", "participant/detail/impl/model_checks.ipp",
+        "requested.replicas && has_replicas && options.verify_replicas == 0", "requested.replicas && has_replicas",
+        "participant/requested_checks.test.cpp", "with JOINABLE_CHECK=replicas*",
+    ),
+    Mutation(
+        "replicas-are-compared-where-values-differ", "participant/detail/impl/model_checks.ipp",
+        "requested.replicas && has_replicas &&", "requested.replicas && (has_replicas || true) &&",
+        "participant/requested_checks.test.cpp", "with JOINABLE_CHECK=replicas*",
+    ),
+    Mutation(
+        "unknown-checks-are-ignored", "detail/impl/requested_checks.ipp",
+        "if (check == nullptr) {", "if (check == nullptr) { continue;",
+        "participant/requested_checks.test.cpp", "JOINABLE_CHECK has words*",
+    ),
+    Mutation(
+        "machines-compare-only-by-option", "communicator/hierarchical/detail/engine.hpp",
+        "options().check || RequestedChecks::read().collectives", "(RequestedChecks::read(), options().check)",
+        "communicator/requested_checks.test.cpp", "*several machines*",
+    ),
+    Mutation(
+        "messages-compare-only-by-option", "communicator/algorithms/detail/message_engine.hpp",
+        "options.check || RequestedChecks::read().collectives", "(RequestedChecks::read(), options.check)",
+        "communicator/requested_checks.test.cpp", "*of messages*",
+    ),
+    Mutation(
         "shared-values-may-be-copies", "participant/share_parameters.hpp",
         "if (!is_in_place(i)) {", "if (false) {",
         "participant/share_parameters.test.cpp", "values that cannot be moved*",

@@ -1453,6 +1453,7 @@ struct MessageOptions {
     /// throw TimedOut, because their messages have different tags. Ranks with different counts,
     /// dtypes or plans throw the underlying communicator's error for messages that do not fit, or
     /// TimedOut.
+    /// JOINABLE_CHECK=collectives turns it on, too: set it for all ranks.
     bool check = false;
     /// The first of the 129 tags that messages of collectives use. Other messages over the
     /// underlying communicator must use other tags.
@@ -1570,6 +1571,28 @@ private:
 
 #endif
 
+// ---- joinable/detail/requested_checks.hpp
+
+#ifndef JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+#define JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The checks that the environment variable JOINABLE_CHECK turns on, in programs that are not compiled for them.
+struct RequestedChecks {
+    std::string_view text; ///< as the variable has it; empty if it is not set
+    bool collectives = false;
+    bool ready = false;
+    bool replicas = false;
+
+    /// @throws ContractViolation  it has an unknown word.
+    [[nodiscard]] static RequestedChecks read();
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/algorithms/detail/message_engine.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -1580,7 +1603,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <class Comm>
 class MessageEngine : public HasWorks {
 public:
-    MessageEngine(Comm& comm, MessageOptions const& options) : comm_{comm}, options_{options} {}
+    MessageEngine(Comm& comm, MessageOptions const& options) : comm_{comm}, options_{options} {
+        options_.check = options.check || RequestedChecks::read().collectives;
+    }
 
     [[nodiscard]] Comm& communicator() const noexcept { return comm_; }
     [[nodiscard]] MessageOptions const& options() const noexcept { return options_; }

@@ -1132,6 +1132,7 @@ struct HierarchicalOptions {
     /// words for each pair of ranks before those with tables. A rank posts what follows inside its
     /// own waits and tests. Without it each level compares what it is asked for: see
     /// HierarchicalCommunicator.
+    /// JOINABLE_CHECK=collectives turns it on, too. Ranks agree on it when they make a communicator.
     bool check = false;
 };
 
@@ -1628,6 +1629,28 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/detail/requested_checks.hpp
+
+#ifndef JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+#define JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The checks that the environment variable JOINABLE_CHECK turns on, in programs that are not compiled for them.
+struct RequestedChecks {
+    std::string_view text; ///< as the variable has it; empty if it is not set
+    bool collectives = false;
+    bool ready = false;
+    bool replicas = false;
+
+    /// @throws ContractViolation  it has an unknown word.
+    [[nodiscard]] static RequestedChecks read();
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/hierarchical/detail/engine.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -1839,6 +1862,11 @@ private:
     // -- meeting ----------------------------------------------------------------------------------
 
     void meet() {
+        try {
+            levels_.options.check = options().check || RequestedChecks::read().collectives;
+        } catch (ContractViolation const& error) {
+            fail({FailureKind::contract, {}, error.what()});
+        }
         std::array<std::uint64_t, 3> wrong{
             is_leader() && across_ == nullptr ? 1U : 0U,
             !is_leader() && across_ != nullptr ? 1U : 0U,
@@ -1894,7 +1922,7 @@ private:
                      comparing,
                      " of ",
                      ranks,
-                     " have it"
+                     " have it; JOINABLE_CHECK=collectives sets it, too"
                  )}
             );
         }

@@ -16267,6 +16267,9 @@ JOINABLE_DEFINITION std::span<std::byte const> ElementsOnHost::read(AnyView cons
 namespace joinable { inline namespace v0 { namespace detail {
 
 void agree_on(AgreementList& list, DataParallelOptions const& options);
+/// Lists JOINABLE_CHECK and turns on what it asks for; `has_replicas` is false where ranks' values may differ.
+/// @throws ContractViolation  the variable has an unknown word.
+void add_requested_checks(AgreementList& list, DataParallelOptions& options, bool has_replicas);
 
 /// Lists each parameter with its name, dtype, extents, strides and requires_grad. Returns the
 /// counts as a text.
@@ -16363,6 +16366,67 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/detail/requested_checks.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+#define JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+
+#include <string_view>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The checks that the environment variable JOINABLE_CHECK turns on, in programs that are not compiled for them.
+struct RequestedChecks {
+    std::string_view text; ///< as the variable has it; empty if it is not set
+    bool collectives = false;
+    bool ready = false;
+    bool replicas = false;
+
+    /// @throws ContractViolation  it has an unknown word.
+    [[nodiscard]] static RequestedChecks read();
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
+// ---- joinable/detail/impl/requested_checks.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstdlib>
+#include <string_view>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION RequestedChecks RequestedChecks::read() {
+    char const* const text = std::getenv("JOINABLE_CHECK");
+    RequestedChecks checks{text == nullptr ? std::string_view{} : text};
+    for (std::string_view rest = checks.text; !rest.empty();) {
+        std::string_view const word = rest.substr(0, rest.find(','));
+        rest.remove_prefix(word.size() + (word.size() < rest.size() ? 1 : 0));
+        bool* const check = word == "collectives" ? &checks.collectives
+                            : word == "ready"     ? &checks.ready
+                            : word == "replicas"  ? &checks.replicas
+                                                  : nullptr;
+        if (check == nullptr) {
+            throw ContractViolation{
+                "expected words of collectives, ready and replicas in JOINABLE_CHECK, with commas between "
+                "them, but found \"" +
+                to_text(word) + '"'
+            };
+        }
+        *check = true;
+    }
+    return checks;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/participant/detail/impl/model_checks.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
@@ -16402,6 +16466,16 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("ignore", options.ignore);
     list.add("sparse", options.sparse);
     list.add("sparse_as_dense", options.sparse_as_dense);
+}
+
+JOINABLE_DEFINITION void
+add_requested_checks(AgreementList& list, DataParallelOptions& options, bool has_replicas) {
+    RequestedChecks const requested = RequestedChecks::read();
+    list.add("JOINABLE_CHECK", requested.text);
+    options.verify_ready = options.verify_ready || requested.ready;
+    if (requested.replicas && has_replicas && options.verify_replicas == 0) {
+        options.verify_replicas = 1;
+    }
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {
@@ -18172,7 +18246,7 @@ protected:
         std::function<ParameterList()> const& list_parameters,
         Comm& comm,
         BufferList buffers,
-        DataParallelOptions const& options,
+        DataParallelOptions options,
         Reduction reduction
     )
         : Base{comm, state_, options.gradient_kind, false} {
@@ -18212,6 +18286,7 @@ private:
                                     ? again.reduction
                                     : std::make_shared<Reduction>(std::move(*reduction));
             compared.begin_section("options differ: ");
+            detail::add_requested_checks(compared, options, !leaves_gradients_local());
             detail::agree_on(compared, options);
             detail::agree_on_reduction(compared, *shared);
             std::string model = detail::agree_on_model(compared, list, buffers);
@@ -25623,11 +25698,10 @@ private:
 /// A new file of this size, without a name. None, and errno, if the system refuses.
 [[nodiscard]] inline FileHandle make_file(std::size_t bytes) noexcept {
     FileHandle file{memfd_create("joinable", MFD_CLOEXEC)};
-    if (file.number() >= 0) {
-        if (int const error = resize_file(file.number(), bytes); error != 0) {
-            errno = error;
-            return FileHandle{-1};
-        }
+    if (int const error = file.number() < 0 ? errno : resize_file(file.number(), bytes);
+        error != 0) {
+        errno = error;
+        return FileHandle{-1};
     }
     return file;
 }
@@ -27386,14 +27460,6 @@ struct SharedHandle;
 
 namespace detail {
 
-template <class Handle>
-consteval void check_handle_header() {
-    static_assert(
-        requires { sizeof(Handle); },
-        "SharedBuffer: include <joinable/shared_memory.hpp> for handle() and open()"
-    );
-}
-
 template <class T>
 consteval void check_shared_element() {
     static_assert(
@@ -27453,7 +27519,10 @@ public:
     /// @throws CommunicationError  the system refuses a socket or a thread.
     template <class Handle = SharedHandle>
     [[nodiscard]] Handle handle() const {
-        detail::check_handle_header<Handle>();
+        static_assert(
+            requires { sizeof(Handle); },
+            "SharedBuffer: include <joinable/shared_memory.hpp> for handle() and open()"
+        );
         return Handle::of(memory_, count_, sizeof(T));
     }
     /// With <joinable/shared_memory.hpp>: the elements of a handle. Local; waits at most for `patience`. The
@@ -27465,7 +27534,6 @@ public:
     template <class Handle>
     [[nodiscard]] static SharedBuffer
     open(Handle const& handle, std::chrono::nanoseconds patience = std::chrono::seconds{10}) {
-        detail::check_handle_header<Handle>();
         return {handle.open(sizeof(T), patience), handle.count()};
     }
 
@@ -27827,8 +27895,7 @@ template <class T>
         return {};
     }
     detail::FileHandle file = detail::make_file(bytes);
-    bool const is_made = file.number() >= 0;
-    Arena memory = is_made ? detail::SharedFile::map(std::move(file), bytes) : Arena{};
+    Arena memory = file.number() < 0 ? Arena{} : detail::SharedFile::map(std::move(file), bytes);
     if (memory.data() == nullptr) {
         throw CommunicationError{detail::concat(
             "expected ",

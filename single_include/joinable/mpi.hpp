@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <fcntl.h>
 #include <functional>
 #include <list>
@@ -95,11 +96,10 @@ private:
 /// A new file of this size, without a name. None, and errno, if the system refuses.
 [[nodiscard]] inline FileHandle make_file(std::size_t bytes) noexcept {
     FileHandle file{memfd_create("joinable", MFD_CLOEXEC)};
-    if (file.number() >= 0) {
-        if (int const error = resize_file(file.number(), bytes); error != 0) {
-            errno = error;
-            return FileHandle{-1};
-        }
+    if (int const error = file.number() < 0 ? errno : resize_file(file.number(), bytes);
+        error != 0) {
+        errno = error;
+        return FileHandle{-1};
     }
     return file;
 }
@@ -1547,6 +1547,39 @@ difference_of_meetings(std::span<std::uint64_t const> words) {
     });
 }
 
+/// The word of a rank whose JOINABLE_CHECK has an unknown word.
+inline constexpr std::uint64_t unknown_checks = 2;
+/// `words` has one from each rank: whether it compares collectives, or unknown_checks.
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_checks(std::span<std::uint64_t const> words) {
+    std::vector<int> failed;
+    std::vector<int> others;
+    for (std::size_t rank = 0; rank < words.size(); ++rank) {
+        if (words[rank] == unknown_checks) {
+            failed.push_back(static_cast<int>(rank));
+        } else if (words[rank] != words[0]) {
+            others.push_back(static_cast<int>(rank));
+        }
+    }
+    if (!failed.empty()) {
+        std::string const text =
+            ranks_text(failed) + " failed: JOINABLE_CHECK has an unknown word there";
+        return AbortReason{FailureKind::peer_failed, failed, text};
+    }
+    if (others.empty()) {
+        return std::nullopt;
+    }
+    std::string const text = concat(
+        "options differ: MpiOptions::check, or JOINABLE_CHECK=collectives: rank 0 has ",
+        words[0] != 0 ? "true" : "false",
+        ", rank ",
+        others.front(),
+        " has ",
+        words[0] != 0 ? "false" : "true"
+    );
+    return AbortReason{FailureKind::mismatch, others, text};
+}
+
 }}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/detail/polling.hpp
@@ -1679,17 +1712,18 @@ private:
 /// The memory that MPI writes to until all ranks have arrived.
 struct MpiPending {
     MPI_Comm made = MPI_COMM_NULL;
+    std::vector<std::uint64_t> words = {}; ///< of each rank, and this rank's again
     MPI_Request request = MPI_REQUEST_NULL;
 };
 /// @throws TimedOut  not all ranks have arrived by the deadline. `pending` is then never freed.
-inline MPI_Comm
-finish(std::unique_ptr<MpiPending> pending, std::chrono::nanoseconds deadline, char const* call) {
+inline void
+finish(std::unique_ptr<MpiPending>& pending, std::chrono::nanoseconds deadline, char const* call) {
     auto const end = end_of_wait(deadline);
     for (MpiPause pause;; pause()) {
         int is_done = 0;
         check_mpi(MPI_Test(&pending->request, &is_done, MPI_STATUS_IGNORE), call);
         if (is_done != 0) {
-            return pending->made;
+            return;
         }
         if (std::chrono::steady_clock::now() >= end) {
             static_cast<void>(pending.release());
@@ -1713,15 +1747,29 @@ finish(std::unique_ptr<MpiPending> pending, std::chrono::nanoseconds deadline, c
 [[nodiscard]] inline MPI_Comm duplicate(MPI_Comm comm, std::chrono::nanoseconds deadline) {
     auto pending = std::make_unique<MpiPending>();
     check_mpi(MPI_Comm_idup(comm, &pending->made, &pending->request), "MPI_Comm_idup");
-    return finish(std::move(pending), deadline, "MPI_Comm_idup");
+    finish(pending, deadline, "MPI_Comm_idup");
+    return pending->made;
 }
 /// Collective; ends at the deadline. A rank whose deadline passed earlier does not call this. A
 /// late rank that found the others' earlier part complete thus ends at its own deadline.
+/// Returns one word from each rank.
 /// @throws as duplicate() does.
-inline void meet(MPI_Comm comm, std::chrono::nanoseconds deadline) {
+[[nodiscard]] inline std::vector<std::uint64_t>
+meet(MPI_Comm comm, std::uint64_t word, std::chrono::nanoseconds deadline) {
+    int size = 0;
+    check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
     auto pending = std::make_unique<MpiPending>();
-    check_mpi(MPI_Ibarrier(comm, &pending->request), "MPI_Ibarrier");
-    finish(std::move(pending), deadline, "MPI_Ibarrier");
+    pending->words.resize(static_cast<std::size_t>(size) + 1, word);
+    std::uint64_t* const words = pending->words.data();
+    check_mpi(
+        MPI_Iallgather(
+            words + size, 1, MPI_UINT64_T, words, 1, MPI_UINT64_T, comm, &pending->request
+        ),
+        "MPI_Iallgather"
+    );
+    finish(pending, deadline, "MPI_Iallgather");
+    pending->words.pop_back();
+    return std::move(pending->words);
 }
 
 }}} // namespace joinable::v0::detail
@@ -2147,6 +2195,7 @@ struct MpiOptions {
     /// two deadlines later. Ranks with two such communicators must wait for the collectives of both
     /// in the same order, because the data of a collective starts to move in its own waits and
     /// tests.
+    /// JOINABLE_CHECK=collectives turns it on, too. Ranks agree on it when they make a communicator.
     bool check = false;
     /// Reductions of f16 and bf16 send f32 and round once. Otherwise MPI sends 16 bits and rounds
     /// every combination of two.
@@ -3356,6 +3405,28 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/detail/requested_checks.hpp
+
+#ifndef JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+#define JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The checks that the environment variable JOINABLE_CHECK turns on, in programs that are not compiled for them.
+struct RequestedChecks {
+    std::string_view text; ///< as the variable has it; empty if it is not set
+    bool collectives = false;
+    bool ready = false;
+    bool replicas = false;
+
+    /// @throws ContractViolation  it has an unknown word.
+    [[nodiscard]] static RequestedChecks read();
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/mpi/communicator.hpp
 
 namespace joinable { inline namespace v0 {
@@ -3530,13 +3601,33 @@ private:
     ) {
         detail::MpiErrorsReturned errors{owned};
         MPI_Comm const alarm = detail::duplicate(owned, options.deadline);
-        detail::meet(alarm, options.deadline);
+        bool checks = options.check;
+        std::exception_ptr const error = detail::exception_of([&] {
+            if (parent == nullptr) { // a group inherits what its parent's ranks have agreed on
+                checks = checks || detail::RequestedChecks::read().collectives;
+            }
+        });
+        std::vector<std::uint64_t> const all = detail::meet(
+            alarm,
+            error    ? detail::unknown_checks
+            : checks ? 1U
+                     : 0U,
+            options.deadline
+        );
+        if (error) {
+            std::rethrow_exception(error);
+        }
+        if (auto const reason = detail::difference_of_checks(all)) {
+            detail::throw_failure(*reason);
+        }
+        MpiOptions agreed = options;
+        agreed.check = checks;
         int rank = 0;
         int size = 0;
         detail::check_mpi(MPI_Comm_rank(owned, &rank), "MPI_Comm_rank");
         detail::check_mpi(MPI_Comm_size(owned, &size), "MPI_Comm_size");
         rank_ = std::make_shared<detail::MpiRank>(
-            owned, alarm, rank, size, options, limits, std::move(parent)
+            owned, alarm, rank, size, agreed, limits, std::move(parent)
         );
         errors.keep();
     }

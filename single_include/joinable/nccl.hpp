@@ -752,6 +752,7 @@ struct NcclOptions {
     /// Before each collective, ranks compare over the control communicator what they are about to
     /// do, and all throw Mismatch if it differs. This finds mistakes; it costs a host round trip
     /// per collective.
+    /// JOINABLE_CHECK=collectives turns it on, too. Ranks agree on it when they make a communicator.
     bool check = false;
     std::optional<int> device = {}; ///< made current; none: the current one is used
     ncclConfig_t config =
@@ -2135,6 +2136,135 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/detail/requested_checks.hpp
+
+#ifndef JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+#define JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The checks that the environment variable JOINABLE_CHECK turns on, in programs that are not compiled for them.
+struct RequestedChecks {
+    std::string_view text; ///< as the variable has it; empty if it is not set
+    bool collectives = false;
+    bool ready = false;
+    bool replicas = false;
+
+    /// @throws ContractViolation  it has an unknown word.
+    [[nodiscard]] static RequestedChecks read();
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/nccl/detail/setup.hpp
+
+/// @file
+/// The joint preparation of ranks before they have an NCCL communicator. Everything is collective
+/// over the control communicator.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Runs `local()` on every rank. Ranks on which it throws throw that error. The others throw
+/// PeerFailed with the text of the lowest such rank: see agree(). The control communicator stays
+/// usable.
+template <class Local>
+void prepare_together(NcclRank& rank, Local const& local, AgreementList const& list = {}) {
+    std::exception_ptr const error = exception_of(local);
+    throw_if_any_failed(
+        error,
+        [&] {
+            std::optional<AbortReason> failure;
+            rank.over_control([&](NcclControl& control) { // it would end with agree()'s error
+                failure = find_disagreement(control, list, error);
+            });
+            return failure;
+        },
+        [](AbortReason const&) {} // over_control() has told the others
+    );
+}
+
+/// Collective. Whether ranks compare collectives: all have that option, or JOINABLE_CHECK asks for it.
+/// @throws Mismatch  ranks differ; ContractViolation  the variable has an unknown word.
+[[nodiscard]] inline bool agree_on_check(NcclRank& rank, NcclOptions const& options) {
+    bool checks = false;
+    AgreementList list;
+    prepare_together(
+        rank,
+        [&] {
+            checks = options.check || RequestedChecks::read().collectives;
+            list.begin_section("options differ: ");
+            list.add("NcclOptions::check, or JOINABLE_CHECK=collectives", checks);
+        },
+        list
+    );
+    return checks;
+}
+
+/// The number of lower ranks on this machine.
+[[nodiscard]] inline int local_rank(NcclRank& rank) {
+    std::array<char, 256> name{};
+    gethostname(name.data(), name.size() - 1);
+    std::uint64_t const digest = Hash{}.add(std::string_view{name.data()}).value();
+    std::vector<std::uint64_t> digests;
+    rank.over_control([&](NcclControl& control) { digests = control.gather({&digest, 1}); });
+    return static_cast<int>(std::count(digests.begin(), digests.begin() + rank.rank(), digest));
+}
+
+/// The objects that every rank needs before it meets the others. Call it by prepare_together.
+inline void
+prepare_device(NcclRank& rank, NcclOptions const& options, std::optional<cudaStream_t> stream) {
+    if (options.device) {
+        check_cuda(cudaSetDevice(*options.device), concat("cudaSetDevice(", *options.device, ")"));
+    }
+    rank.use_device(stream);
+    check_nccl_version();
+}
+
+/// Whether NCCL returns before it has finished a call on the rank's communicator. NCCL does not
+/// report how a communicator was made. But ending a group that is not empty reports "in progress",
+/// unless the communicator is blocking. The group here has a message of this rank to itself, from
+/// and to one place. NCCL omits that message (before 2.22 it is an empty kernel). Does not wait for
+/// other ranks.
+/// @throws CommunicationError  NCCL refuses; after aborting.
+[[nodiscard]] inline bool is_non_blocking(NcclRank& rank) {
+    ncclComm_t const comm = rank.handle();
+    cudaStream_t const stream = rank.stream();
+    ncclResult_t const begun = ncclGroupStart();
+    ncclResult_t const sent = ncclSend(nullptr, 0, ncclInt8, rank.rank(), comm, stream);
+    ncclResult_t const received = ncclRecv(nullptr, 0, ncclInt8, rank.rank(), comm, stream);
+    ncclResult_t const ended = ncclGroupEnd();
+    for (ncclResult_t const result : {begun, sent, received, ended}) {
+        rank.check(result, "a message of a rank to itself");
+    }
+    rank.finish_call("is asked how it was made");
+    return ended == ncclInProgress;
+}
+
+/// Call it by prepare_together.
+/// @throws ContractViolation
+inline void require_non_blocking(NcclRank& rank, std::string_view advice) {
+    if (!is_non_blocking(rank)) {
+        throw ContractViolation{concat(
+            "the NCCL communicator is blocking, so a rank that never comes would block the others "
+            "for ever: ",
+            advice
+        )};
+    }
+}
+
+/// For missing().
+inline void share_arrivals(NcclRank& rank) {
+    rank.over_control([&](NcclControl& control) {
+        rank.share_arrivals(
+            control.share(static_cast<std::size_t>(rank.size()) * NcclDeadline::line_bytes)
+        );
+    });
+}
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/communicator/nccl/group.hpp
 
 namespace joinable { inline namespace v0 {
@@ -2308,9 +2438,19 @@ public:
     }
 
 protected:
-    NcclCollectives(std::unique_ptr<detail::NcclControl> control, NcclOptions const& options)
-        : rank_{std::move(control), options}, checks_{options.check}, host_words_{rank_, checks_} {}
+    /// Ranks agree on NcclOptions::check, unless it `is_agreed`, as in a group.
+    NcclCollectives(
+        std::unique_ptr<detail::NcclControl> control,
+        NcclOptions const& options,
+        bool is_agreed = false
+    )
+        : rank_{std::move(control), options},
+          checks_{is_agreed ? options.check : detail::agree_on_check(rank_, options)},
+          host_words_{rank_, checks_} {}
     ~NcclCollectives() = default;
+
+    /// Whether ranks compare collectives; they have agreed on it.
+    [[nodiscard]] bool compares_collectives() const noexcept { return checks_; }
 
     /// The common part of the destructors: see NcclRank::close.
     ncclComm_t close(bool owns_handle) noexcept {
@@ -2355,96 +2495,6 @@ private:
 };
 
 }} // namespace joinable::v0
-
-// ---- joinable/communicator/nccl/detail/setup.hpp
-
-/// @file
-/// The joint preparation of ranks before they have an NCCL communicator. Everything is collective
-/// over the control communicator.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Runs `local()` on every rank. Ranks on which it throws throw that error. The others throw
-/// PeerFailed with the text of the lowest such rank: see agree(). The control communicator stays
-/// usable.
-template <class Local>
-void prepare_together(NcclRank& rank, Local const& local) {
-    std::exception_ptr const error = exception_of(local);
-    throw_if_any_failed(
-        error,
-        [&] {
-            std::optional<AbortReason> failure;
-            rank.over_control([&](NcclControl& control) { // it would end with agree()'s error
-                failure = find_disagreement(control, {}, error);
-            });
-            return failure;
-        },
-        [](AbortReason const&) {} // over_control() has told the others
-    );
-}
-
-/// The number of lower ranks on this machine.
-[[nodiscard]] inline int local_rank(NcclRank& rank) {
-    std::array<char, 256> name{};
-    gethostname(name.data(), name.size() - 1);
-    std::uint64_t const digest = Hash{}.add(std::string_view{name.data()}).value();
-    std::vector<std::uint64_t> digests;
-    rank.over_control([&](NcclControl& control) { digests = control.gather({&digest, 1}); });
-    return static_cast<int>(std::count(digests.begin(), digests.begin() + rank.rank(), digest));
-}
-
-/// The objects that every rank needs before it meets the others. Call it by prepare_together.
-inline void
-prepare_device(NcclRank& rank, NcclOptions const& options, std::optional<cudaStream_t> stream) {
-    if (options.device) {
-        check_cuda(cudaSetDevice(*options.device), concat("cudaSetDevice(", *options.device, ")"));
-    }
-    rank.use_device(stream);
-    check_nccl_version();
-}
-
-/// Whether NCCL returns before it has finished a call on the rank's communicator. NCCL does not
-/// report how a communicator was made. But ending a group that is not empty reports "in progress",
-/// unless the communicator is blocking. The group here has a message of this rank to itself, from
-/// and to one place. NCCL omits that message (before 2.22 it is an empty kernel). Does not wait for
-/// other ranks.
-/// @throws CommunicationError  NCCL refuses; after aborting.
-[[nodiscard]] inline bool is_non_blocking(NcclRank& rank) {
-    ncclComm_t const comm = rank.handle();
-    cudaStream_t const stream = rank.stream();
-    ncclResult_t const begun = ncclGroupStart();
-    ncclResult_t const sent = ncclSend(nullptr, 0, ncclInt8, rank.rank(), comm, stream);
-    ncclResult_t const received = ncclRecv(nullptr, 0, ncclInt8, rank.rank(), comm, stream);
-    ncclResult_t const ended = ncclGroupEnd();
-    for (ncclResult_t const result : {begun, sent, received, ended}) {
-        rank.check(result, "a message of a rank to itself");
-    }
-    rank.finish_call("is asked how it was made");
-    return ended == ncclInProgress;
-}
-
-/// Call it by prepare_together.
-/// @throws ContractViolation
-inline void require_non_blocking(NcclRank& rank, std::string_view advice) {
-    if (!is_non_blocking(rank)) {
-        throw ContractViolation{concat(
-            "the NCCL communicator is blocking, so a rank that never comes would block the others "
-            "for ever: ",
-            advice
-        )};
-    }
-}
-
-/// For missing().
-inline void share_arrivals(NcclRank& rank) {
-    rank.over_control([&](NcclControl& control) {
-        rank.share_arrivals(
-            control.share(static_cast<std::size_t>(rank.size()) * NcclDeadline::line_bytes)
-        );
-    });
-}
-
-}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/nccl/communicator.hpp
 
@@ -2537,6 +2587,7 @@ public:
         options.device = rank_.device();
         options.stream = rank_.caller();
         options.deadline = rank_.deadline();
+        options.check = compares_collectives();
         return NcclCommunicator{std::move(control), options, std::exchange(split_, nullptr)};
     }
 
@@ -2584,7 +2635,7 @@ private:
     NcclCommunicator(
         std::unique_ptr<detail::NcclControl> control, NcclOptions const& options, ncclComm_t made
     )
-        : NcclCollectives{std::move(control), options}, options_{options} {
+        : NcclCollectives{std::move(control), options, true}, options_{options} {
         take(made, [&] {
             detail::prepare_together(rank_, [&] { detail::prepare_device(rank_, options_, {}); });
         });

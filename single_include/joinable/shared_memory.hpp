@@ -159,11 +159,10 @@ private:
 /// A new file of this size, without a name. None, and errno, if the system refuses.
 [[nodiscard]] inline FileHandle make_file(std::size_t bytes) noexcept {
     FileHandle file{memfd_create("joinable", MFD_CLOEXEC)};
-    if (file.number() >= 0) {
-        if (int const error = resize_file(file.number(), bytes); error != 0) {
-            errno = error;
-            return FileHandle{-1};
-        }
+    if (int const error = file.number() < 0 ? errno : resize_file(file.number(), bytes);
+        error != 0) {
+        errno = error;
+        return FileHandle{-1};
     }
     return file;
 }

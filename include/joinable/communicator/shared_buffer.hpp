@@ -22,14 +22,6 @@ struct SharedHandle;
 
 namespace detail {
 
-template <class Handle>
-consteval void check_handle_header() {
-    static_assert(
-        requires { sizeof(Handle); },
-        "SharedBuffer: include <joinable/shared_memory.hpp> for handle() and open()"
-    );
-}
-
 template <class T>
 consteval void check_shared_element() {
     static_assert(
@@ -89,7 +81,10 @@ public:
     /// @throws CommunicationError  the system refuses a socket or a thread.
     template <class Handle = SharedHandle>
     [[nodiscard]] Handle handle() const {
-        detail::check_handle_header<Handle>();
+        static_assert(
+            requires { sizeof(Handle); },
+            "SharedBuffer: include <joinable/shared_memory.hpp> for handle() and open()"
+        );
         return Handle::of(memory_, count_, sizeof(T));
     }
     /// With <joinable/shared_memory.hpp>: the elements of a handle. Local; waits at most for `patience`. The
@@ -101,7 +96,6 @@ public:
     template <class Handle>
     [[nodiscard]] static SharedBuffer
     open(Handle const& handle, std::chrono::nanoseconds patience = std::chrono::seconds{10}) {
-        detail::check_handle_header<Handle>();
         return {handle.open(sizeof(T), patience), handle.count()};
     }
 

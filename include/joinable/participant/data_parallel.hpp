@@ -361,7 +361,7 @@ protected:
         std::function<ParameterList()> const& list_parameters,
         Comm& comm,
         BufferList buffers,
-        DataParallelOptions const& options,
+        DataParallelOptions options,
         Reduction reduction
     )
         : Base{comm, state_, options.gradient_kind, false} {
@@ -401,6 +401,7 @@ private:
                                     ? again.reduction
                                     : std::make_shared<Reduction>(std::move(*reduction));
             compared.begin_section("options differ: ");
+            detail::add_requested_checks(compared, options, !leaves_gradients_local());
             detail::agree_on(compared, options);
             detail::agree_on_reduction(compared, *shared);
             std::string model = detail::agree_on_model(compared, list, buffers);

@@ -20,6 +20,7 @@ struct MessageOptions {
     /// throw TimedOut, because their messages have different tags. Ranks with different counts,
     /// dtypes or plans throw the underlying communicator's error for messages that do not fit, or
     /// TimedOut.
+    /// JOINABLE_CHECK=collectives turns it on, too: set it for all ranks.
     bool check = false;
     /// The first of the 129 tags that messages of collectives use. Other messages over the
     /// underlying communicator must use other tags.

@@ -11,6 +11,7 @@ struct HierarchicalOptions {
     /// words for each pair of ranks before those with tables. A rank posts what follows inside its
     /// own waits and tests. Without it each level compares what it is asked for: see
     /// HierarchicalCommunicator.
+    /// JOINABLE_CHECK=collectives turns it on, too. Ranks agree on it when they make a communicator.
     bool check = false;
 };
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <new>
@@ -32,6 +33,8 @@
 #include <joinable/communicator/mpi/detail/rank.hpp>
 #include <joinable/communicator/mpi/detail/session.hpp>
 #include <joinable/communicator/mpi/options.hpp>
+#include <joinable/detail/failure.hpp>
+#include <joinable/detail/requested_checks.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
@@ -209,13 +212,33 @@ private:
     ) {
         detail::MpiErrorsReturned errors{owned};
         MPI_Comm const alarm = detail::duplicate(owned, options.deadline);
-        detail::meet(alarm, options.deadline);
+        bool checks = options.check;
+        std::exception_ptr const error = detail::exception_of([&] {
+            if (parent == nullptr) { // a group inherits what its parent's ranks have agreed on
+                checks = checks || detail::RequestedChecks::read().collectives;
+            }
+        });
+        std::vector<std::uint64_t> const all = detail::meet(
+            alarm,
+            error    ? detail::unknown_checks
+            : checks ? 1U
+                     : 0U,
+            options.deadline
+        );
+        if (error) {
+            std::rethrow_exception(error);
+        }
+        if (auto const reason = detail::difference_of_checks(all)) {
+            detail::throw_failure(*reason);
+        }
+        MpiOptions agreed = options;
+        agreed.check = checks;
         int rank = 0;
         int size = 0;
         detail::check_mpi(MPI_Comm_rank(owned, &rank), "MPI_Comm_rank");
         detail::check_mpi(MPI_Comm_size(owned, &size), "MPI_Comm_size");
         rank_ = std::make_shared<detail::MpiRank>(
-            owned, alarm, rank, size, options, limits, std::move(parent)
+            owned, alarm, rank, size, agreed, limits, std::move(parent)
         );
         errors.keep();
     }

@@ -23,6 +23,7 @@ struct MpiOptions {
     /// two deadlines later. Ranks with two such communicators must wait for the collectives of both
     /// in the same order, because the data of a collective starts to move in its own waits and
     /// tests.
+    /// JOINABLE_CHECK=collectives turns it on, too. Ranks agree on it when they make a communicator.
     bool check = false;
     /// Reductions of f16 and bf16 send f32 and round once. Otherwise MPI sends 16 bits and rounds
     /// every combination of two.

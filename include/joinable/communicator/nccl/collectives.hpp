@@ -22,6 +22,7 @@
 #include <joinable/communicator/nccl/detail/host_words.hpp>
 #include <joinable/communicator/nccl/detail/post.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
+#include <joinable/communicator/nccl/detail/setup.hpp>
 #include <joinable/communicator/nccl/group.hpp>
 #include <joinable/communicator/nccl/options.hpp>
 #include <joinable/communicator/nccl/work.hpp>
@@ -151,9 +152,19 @@ public:
     }
 
 protected:
-    NcclCollectives(std::unique_ptr<detail::NcclControl> control, NcclOptions const& options)
-        : rank_{std::move(control), options}, checks_{options.check}, host_words_{rank_, checks_} {}
+    /// Ranks agree on NcclOptions::check, unless it `is_agreed`, as in a group.
+    NcclCollectives(
+        std::unique_ptr<detail::NcclControl> control,
+        NcclOptions const& options,
+        bool is_agreed = false
+    )
+        : rank_{std::move(control), options},
+          checks_{is_agreed ? options.check : detail::agree_on_check(rank_, options)},
+          host_words_{rank_, checks_} {}
     ~NcclCollectives() = default;
+
+    /// Whether ranks compare collectives; they have agreed on it.
+    [[nodiscard]] bool compares_collectives() const noexcept { return checks_; }
 
     /// The common part of the destructors: see NcclRank::close.
     ncclComm_t close(bool owns_handle) noexcept {

@@ -116,6 +116,7 @@ public:
         options.device = rank_.device();
         options.stream = rank_.caller();
         options.deadline = rank_.deadline();
+        options.check = compares_collectives();
         return NcclCommunicator{std::move(control), options, std::exchange(split_, nullptr)};
     }
 
@@ -163,7 +164,7 @@ private:
     NcclCommunicator(
         std::unique_ptr<detail::NcclControl> control, NcclOptions const& options, ncclComm_t made
     )
-        : NcclCollectives{std::move(control), options}, options_{options} {
+        : NcclCollectives{std::move(control), options, true}, options_{options} {
         take(made, [&] {
             detail::prepare_together(rank_, [&] { detail::prepare_device(rank_, options_, {}); });
         });

@@ -20,6 +20,7 @@ struct NcclOptions {
     /// Before each collective, ranks compare over the control communicator what they are about to
     /// do, and all throw Mismatch if it differs. This finds mistakes; it costs a host round trip
     /// per collective.
+    /// JOINABLE_CHECK=collectives turns it on, too. Ranks agree on it when they make a communicator.
     bool check = false;
     std::optional<int> device = {}; ///< made current; none: the current one is used
     ncclConfig_t config =

@@ -77,8 +77,7 @@ template <class T>
         return {};
     }
     detail::FileHandle file = detail::make_file(bytes);
-    bool const is_made = file.number() >= 0;
-    Arena memory = is_made ? detail::SharedFile::map(std::move(file), bytes) : Arena{};
+    Arena memory = file.number() < 0 ? Arena{} : detail::SharedFile::map(std::move(file), bytes);
     if (memory.data() == nullptr) {
         throw CommunicationError{detail::concat(
             "expected ",

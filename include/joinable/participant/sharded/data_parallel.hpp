@@ -126,19 +126,19 @@ public:
           steps_in_backward_{options.step_in_backward},
           buckets_{detail::bucket_options(detail::data_parallel_options(options))} {
         std::optional<detail::CoalescedBroadcast> start;
+        DataParallelOptions passes = detail::data_parallel_options(options);
         auto const compare = [&](AgreementList& list) {
             check(options);
             list.begin_section("options differ: ");
+            detail::add_requested_checks(list, passes, false);
             compare_sharding(list);
-            detail::agree_on(list, detail::data_parallel_options(options));
+            detail::agree_on(list, passes);
             list.begin_section("models differ: ");
             detail::agree_on(list, buffers, "buffer");
         };
         detail::ShardChoices const choices{options.owners, options.units};
         add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {
-            this->module_.emplace(
-                comm, ParameterList{}, std::move(buffers), detail::data_parallel_options(options)
-            );
+            this->module_.emplace(comm, ParameterList{}, std::move(buffers), passes);
             start.emplace(this->module_->plan_sync());
         });
         start->run(comm, 0);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/environment_variable.hpp>
 #include <support/mpi_ranks.hpp>
 #include <support/thrown_by.hpp>
 
@@ -312,6 +313,58 @@ TEST_CASE("an abort of a grandparent reaches a group two splits below") {
         CHECK(child.is_aborted());
         CHECK_THROWS_AS((void)child.split(0, 0), joinable::Mismatch);
         CHECK_THROWS_AS((void)child.share(8), joinable::Mismatch);
+    });
+}
+
+TEST_CASE("JOINABLE_CHECK=collectives makes ranks of MPI compare collectives, also of a group") {
+    EnvironmentVariable const set{"JOINABLE_CHECK", "collectives"};
+    run_mpi_groups({2, 3, 4}, [](MPI_Comm group) {
+        MpiCommunicator all{group};
+        MpiCommunicator comm = all.split(0, all.rank());
+        std::vector<float> values(10, 1.0F);
+        auto const count = static_cast<std::size_t>(comm.rank() == 1 ? 9 : 10);
+        CHECK_THROWS_WITH_AS(
+            comm.all_reduce({values.data(), count, DType::f32}, joinable::ReduceOp::sum).wait(),
+            "ranks run different collectives: rank 0 all_reduce of 10 f32 with sum, rank 1 "
+            "all_reduce of 9 f32 with sum",
+            joinable::Mismatch
+        );
+        CHECK(values == std::vector<float>(10, 1.0F));
+    });
+}
+
+TEST_CASE("ranks of MPI with other words in JOINABLE_CHECK, or an unknown one, are all told") {
+    run_mpi_groups({2, 3, 4}, [](MPI_Comm group) {
+        auto const text_with = [&](char const* word) -> std::string {
+            EnvironmentVariable const set{
+                "JOINABLE_CHECK", rank_in(group) == 1 ? word : "ready,replicas"
+            };
+            try {
+                MpiCommunicator const comm{group};
+            } catch (joinable::Mismatch const& error) {
+                return error.ranks() == std::vector{1} ? error.what() : "other ranks";
+            } catch (joinable::PeerFailed const& error) {
+                return error.what();
+            } catch (joinable::ContractViolation const& error) {
+                return error.what();
+            }
+            return "nothing";
+        };
+        CHECK(
+            text_with("collectives")
+                .find(
+                    "options differ: MpiOptions::check, or JOINABLE_CHECK=collectives: rank 0 has "
+                    "false, rank 1 has true"
+                ) != std::string::npos
+        );
+        CHECK(
+            text_with("collectiv")
+                .find(
+                    rank_in(group) == 1 ? "but found \"collectiv\""
+                                        : "rank 1 failed: JOINABLE_CHECK has an unknown word there"
+                ) != std::string::npos
+        );
+        CHECK(text_with("ready") == "nothing");
     });
 }
 

@@ -25,6 +25,7 @@
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/hash.hpp>
+#include <joinable/detail/requested_checks.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
@@ -37,7 +38,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <class Comm>
 class MessageEngine : public HasWorks {
 public:
-    MessageEngine(Comm& comm, MessageOptions const& options) : comm_{comm}, options_{options} {}
+    MessageEngine(Comm& comm, MessageOptions const& options) : comm_{comm}, options_{options} {
+        options_.check = options.check || RequestedChecks::read().collectives;
+    }
 
     [[nodiscard]] Comm& communicator() const noexcept { return comm_; }
     [[nodiscard]] MessageOptions const& options() const noexcept { return options_; }

@@ -33,6 +33,7 @@
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
 #include <joinable/communicator/hierarchical/options.hpp>
 #include <joinable/detail/failure.hpp>
+#include <joinable/detail/requested_checks.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
@@ -248,6 +249,11 @@ private:
     // -- meeting ----------------------------------------------------------------------------------
 
     void meet() {
+        try {
+            levels_.options.check = options().check || RequestedChecks::read().collectives;
+        } catch (ContractViolation const& error) {
+            fail({FailureKind::contract, {}, error.what()});
+        }
         std::array<std::uint64_t, 3> wrong{
             is_leader() && across_ == nullptr ? 1U : 0U,
             !is_leader() && across_ != nullptr ? 1U : 0U,
@@ -303,7 +309,7 @@ private:
                      comparing,
                      " of ",
                      ranks,
-                     " have it"
+                     " have it; JOINABLE_CHECK=collectives sets it, too"
                  )}
             );
         }

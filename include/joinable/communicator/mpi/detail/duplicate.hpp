@@ -2,8 +2,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include <mpi.h>
 
@@ -74,17 +77,18 @@ private:
 /// The memory that MPI writes to until all ranks have arrived.
 struct MpiPending {
     MPI_Comm made = MPI_COMM_NULL;
+    std::vector<std::uint64_t> words = {}; ///< of each rank, and this rank's again
     MPI_Request request = MPI_REQUEST_NULL;
 };
 /// @throws TimedOut  not all ranks have arrived by the deadline. `pending` is then never freed.
-inline MPI_Comm
-finish(std::unique_ptr<MpiPending> pending, std::chrono::nanoseconds deadline, char const* call) {
+inline void
+finish(std::unique_ptr<MpiPending>& pending, std::chrono::nanoseconds deadline, char const* call) {
     auto const end = end_of_wait(deadline);
     for (MpiPause pause;; pause()) {
         int is_done = 0;
         check_mpi(MPI_Test(&pending->request, &is_done, MPI_STATUS_IGNORE), call);
         if (is_done != 0) {
-            return pending->made;
+            return;
         }
         if (std::chrono::steady_clock::now() >= end) {
             static_cast<void>(pending.release());
@@ -108,15 +112,29 @@ finish(std::unique_ptr<MpiPending> pending, std::chrono::nanoseconds deadline, c
 [[nodiscard]] inline MPI_Comm duplicate(MPI_Comm comm, std::chrono::nanoseconds deadline) {
     auto pending = std::make_unique<MpiPending>();
     check_mpi(MPI_Comm_idup(comm, &pending->made, &pending->request), "MPI_Comm_idup");
-    return finish(std::move(pending), deadline, "MPI_Comm_idup");
+    finish(pending, deadline, "MPI_Comm_idup");
+    return pending->made;
 }
 /// Collective; ends at the deadline. A rank whose deadline passed earlier does not call this. A
 /// late rank that found the others' earlier part complete thus ends at its own deadline.
+/// Returns one word from each rank.
 /// @throws as duplicate() does.
-inline void meet(MPI_Comm comm, std::chrono::nanoseconds deadline) {
+[[nodiscard]] inline std::vector<std::uint64_t>
+meet(MPI_Comm comm, std::uint64_t word, std::chrono::nanoseconds deadline) {
+    int size = 0;
+    check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
     auto pending = std::make_unique<MpiPending>();
-    check_mpi(MPI_Ibarrier(comm, &pending->request), "MPI_Ibarrier");
-    finish(std::move(pending), deadline, "MPI_Ibarrier");
+    pending->words.resize(static_cast<std::size_t>(size) + 1, word);
+    std::uint64_t* const words = pending->words.data();
+    check_mpi(
+        MPI_Iallgather(
+            words + size, 1, MPI_UINT64_T, words, 1, MPI_UINT64_T, comm, &pending->request
+        ),
+        "MPI_Iallgather"
+    );
+    finish(pending, deadline, "MPI_Iallgather");
+    pending->words.pop_back();
+    return std::move(pending->words);
 }
 
 }}} // namespace joinable::v0::detail

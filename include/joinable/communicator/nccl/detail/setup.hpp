@@ -16,6 +16,7 @@
 #include <nccl.h>
 
 #include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
 #include <joinable/communicator/nccl/detail/deadline.hpp>
@@ -23,6 +24,7 @@
 #include <joinable/communicator/nccl/options.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/hash.hpp>
+#include <joinable/detail/requested_checks.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -36,19 +38,36 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// PeerFailed with the text of the lowest such rank: see agree(). The control communicator stays
 /// usable.
 template <class Local>
-void prepare_together(NcclRank& rank, Local const& local) {
+void prepare_together(NcclRank& rank, Local const& local, AgreementList const& list = {}) {
     std::exception_ptr const error = exception_of(local);
     throw_if_any_failed(
         error,
         [&] {
             std::optional<AbortReason> failure;
             rank.over_control([&](NcclControl& control) { // it would end with agree()'s error
-                failure = find_disagreement(control, {}, error);
+                failure = find_disagreement(control, list, error);
             });
             return failure;
         },
         [](AbortReason const&) {} // over_control() has told the others
     );
+}
+
+/// Collective. Whether ranks compare collectives: all have that option, or JOINABLE_CHECK asks for it.
+/// @throws Mismatch  ranks differ; ContractViolation  the variable has an unknown word.
+[[nodiscard]] inline bool agree_on_check(NcclRank& rank, NcclOptions const& options) {
+    bool checks = false;
+    AgreementList list;
+    prepare_together(
+        rank,
+        [&] {
+            checks = options.check || RequestedChecks::read().collectives;
+            list.begin_section("options differ: ");
+            list.add("NcclOptions::check, or JOINABLE_CHECK=collectives", checks);
+        },
+        list
+    );
+    return checks;
 }
 
 /// The number of lower ranks on this machine.

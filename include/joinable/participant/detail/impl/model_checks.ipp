@@ -12,6 +12,7 @@
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
+#include <joinable/detail/requested_checks.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -46,6 +47,16 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("ignore", options.ignore);
     list.add("sparse", options.sparse);
     list.add("sparse_as_dense", options.sparse_as_dense);
+}
+
+JOINABLE_DEFINITION void
+add_requested_checks(AgreementList& list, DataParallelOptions& options, bool has_replicas) {
+    RequestedChecks const requested = RequestedChecks::read();
+    list.add("JOINABLE_CHECK", requested.text);
+    options.verify_ready = options.verify_ready || requested.ready;
+    if (requested.replicas && has_replicas && options.verify_replicas == 0) {
+        options.verify_replicas = 1;
+    }
 }
 
 JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -489,6 +490,16 @@ TEST_CASE("a sharded model refuses an open window, and parts of values") {
         accumulate();
         sharded.discard_window();
         CHECK(thrown_by([&] { sharded.refresh(); }) == "nothing");
+
+        std::vector<StridedParam> engine;
+        engine.push_back({{{DType::f64, {5}, {1}}, {DType::f64, {5}, {1}}, {}}});
+        std::vector<GatheredParam> params = gathered(std::move(engine));
+        ShardedDataParallel parts{comm, params, adam, {.sharding = Sharding::parameters}};
+        CHECK(has(
+            thrown_by([&] { parts.refresh(); }),
+            "ContractViolation: refresh() is not for Sharding::parameters, where no rank has whole values; write a "
+            "Checkpoint, make the ShardedDataParallel anew, and read it"
+        ));
     });
 }
 

@@ -46,7 +46,6 @@ struct VirtualClock {
     using rep = duration::rep;
     using period = duration::period;
     using time_point = std::chrono::time_point<VirtualClock>;
-    static constexpr bool is_steady = true;
     static inline thread_local double seconds = 0;
     static inline thread_local double tick = 0;
 

@@ -42,6 +42,42 @@ class Mutation:
 
 
 MUTATIONS = [
+    # -- groups of ranks in one guard -------------------------------------------------------------------
+    Mutation(
+        "a-group-has-the-contributors-of-all", "join/groups.hpp",
+        "round.contributor_count_ = static_cast<int>(group.contributors);", "",
+        "participant/groups.test.cpp", "the same with groups*",
+    ),
+    Mutation(
+        "groups-do-not-sum-weights", "join/groups.hpp",
+        "            group.communicator->sum(words);", "",
+        "participant/groups.test.cpp", "a model of all ranks*",
+    ),
+    Mutation(
+        "a-group-without-an-active-rank-steps", "join/detail/impl/session.ipp",
+        "own.active_count_ != 0 || own.contributor_count_ != 0", "own.number_ + 1 != 0",
+        "participant/groups.test.cpp", "a model of all ranks*",
+    ),
+    Mutation(
+        "a-group-forgets-what-was-carried", "join/groups.hpp",
+        "group.active == 0 ? may_be_carried", "group.active == 0 ? false",
+        "participant/groups.test.cpp", "the same with groups*",
+    ),
+    Mutation(
+        "places-in-groups-are-not-counted", "join/groups.hpp",
+        "= ranks_without_group(places);", "= {};",
+        "participant/groups.test.cpp", "groups that overlap*",
+    ),
+    Mutation(
+        "ranks-of-another-guard-are-in-a-group", "join/groups.hpp",
+        "has_others |= members[k + 1] != guard;", "",
+        "participant/groups.test.cpp", "groups that overlap*",
+    ),
+    Mutation(
+        "groups-hear-of-no-abort", "join/detail/guard_outcome.hpp",
+        "        for (ControlCommunicator* communicator : communicators_) {", "        for (ControlCommunicator* communicator : {communicators_.front()}) {",
+        "participant/groups.test.cpp", "a throw at any point*",
+    ),
     # -- gradients that are rows -----------------------------------------------------------------------
     Mutation(
         "rows-are-multiplied-before-they-are-added", "bucket/detail/impl/sparse_gradients.ipp",
@@ -258,8 +294,8 @@ MUTATIONS = [
     ),
     # -- what a guard that is over, or not enabled, still says ---------------------------------------
     Mutation(
-        "a-refused-round-opens-when-it-is-waited-for-again", "join/detail/session.hpp",
-        "            outcome_.require_alive();\n        }\n        hear_verdict();", "        }\n        hear_verdict();",
+        "a-refused-round-opens-when-it-is-waited-for-again", "join/detail/impl/session.ipp",
+        "        outcome_.require_alive();\n    }\n    hear_verdict();", "    }\n    hear_verdict();",
         "join/failure.test.cpp", "a round that was refused*",
     ),
     Mutation(
@@ -1348,7 +1384,7 @@ MUTATIONS = [
     ),
     Mutation(
         "ranks-step-by-other-settings", "participant/sharded/detail/settings.hpp",
-        "session->note_settings(list_of_used_, hash_of_used_);", "",
+        "session_of(state)->note_settings(list_of_used_, hash_of_used_);", "",
         "participant/guarded_optimizers.test.cpp", "settings that ranks have stepped by*",
     ),
     Mutation(

@@ -11462,6 +11462,7 @@ namespace detail {
 class Session;
 class Rounds;
 class LocalRounds;
+class GroupsOfRanks;
 } // namespace detail
 
 /// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
@@ -11542,6 +11543,7 @@ private:
     friend class detail::Session;
     friend class detail::Rounds;
     friend class detail::LocalRounds;
+    friend class detail::GroupsOfRanks;
     friend class PendingRound;
 
     detail::Session* session_ = nullptr;
@@ -11559,6 +11561,7 @@ private:
     bool is_weighted_ = false;
     bool is_shadow_ = false;
     bool contributes_ = true;
+    bool is_of_group_ = false; ///< ranks are those of the participant's group
 };
 
 }} // namespace joinable::v0
@@ -12475,6 +12478,51 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/join/detail/rank_groups.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+class Entrant;
+
+/// The groups into which the communicators of some participants divide the ranks of a guard: see groups_of().
+/// Roll calls are those of all ranks. What concerns a group follows from them, in the numbers that it gives its
+/// ranks. Positions are in hook order.
+class RankGroups {
+public:
+    virtual ~RankGroups() = default;
+
+    [[nodiscard]] virtual bool is_of_group(std::size_t position) const noexcept = 0;
+
+    /// Checks the participants of each group, and lists them.
+    virtual void
+    check(std::span<std::unique_ptr<Entrant> const> entrants, AgreementList& list) const = 0;
+    /// Collective. Returns what all ranks throw unless each one is in one group of each of these participants.
+    [[nodiscard]] virtual std::optional<AbortReason>
+    exchange(ControlCommunicator& control, TurnOrder const& turns) = 0;
+
+    /// Makes a round of all ranks that of the participant at its position. Collective over the group in the first
+    /// part of a round that syncs, if weights or skipped batches make groups differ. If the group runs no such round,
+    /// because none of its ranks is active or has left gradients to it, both counts are 0.
+    virtual void enter(Round& round, RollCall const& roll_call) = 0;
+    [[nodiscard]] virtual int member(int rank, std::size_t position) const = 0;
+    /// Entrant::run_post_hook(), with the result of its group.
+    virtual void run_post_hook(Entrant& entrant, JoinResult result) const = 0;
+
+    /// Whether ranks in a reason that this rank has caught may be those of the guard.
+    virtual bool may_name(ControlCommunicator& comm, AbortReason const& reason) const = 0;
+    /// The reason for the ranks of a communicator, by their numbers there; `reason` has those of the guard.
+    virtual AbortReason reason_for(ControlCommunicator const& comm, AbortReason reason) const = 0;
+};
+
+/// Makes the groups of a guard. `sequence`: the places of its participants, in hook order.
+using MakesGroups = std::unique_ptr<RankGroups> (*)(
+    ControlCommunicator const& control,
+    std::span<std::unique_ptr<Entrant> const> entrants,
+    std::span<std::size_t const> sequence
+);
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/join/detail/guard_outcome.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -12482,8 +12530,10 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// The outcome of a guard on this rank: whether it has ended, and why.
 class GuardOutcome {
 public:
-    explicit GuardOutcome(std::vector<ControlCommunicator*> communicators)
-        : communicators_{std::move(communicators)} {}
+    /// `groups`: null if all communicators have the same ranks.
+    GuardOutcome(std::vector<ControlCommunicator*> communicators, RankGroups const* groups)
+        : communicators_{std::move(communicators)}, groups_{groups},
+          state_{groups == nullptr ? 0U : 2U} {}
 
     /// Keeps the reason of a failure that is about to leave the guard. Only the first one since
     /// forget() counts. The message is `text` if no exception is in flight or the exception has no
@@ -12518,12 +12568,14 @@ public:
     /// The reason that peers are told.
     [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
 
-    [[nodiscard]] bool is_over() const noexcept { return is_over_; }
-    void end() noexcept { is_over_ = true; }
+    [[nodiscard]] bool is_over() const noexcept { return (state_ & 1U) != 0; }
+    /// One question, because most guards are asked in each round and have neither.
+    [[nodiscard]] bool is_over_or_has_groups() const noexcept { return state_ != 0; }
+    void end() noexcept { state_ |= 1U; }
 
     /// Ends with a failure that all ranks agreed on. All of them throw it.
     [[noreturn]] void fail(AbortReason const& failure) {
-        is_over_ = true;
+        end();
         failure_ = failure;
         throw_failure(failure);
     }
@@ -12539,15 +12591,15 @@ public:
 
     /// Ends and tells every rank, wherever it waits.
     void abort(AbortReason const& reason) {
-        is_over_ = true;
+        end();
         for (ControlCommunicator* communicator : communicators_) {
-            communicator->abort(reason);
+            communicator->abort(groups_ ? groups_->reason_for(*communicator, reason) : reason);
         }
     }
 
     /// @throws ContractViolation  the guard has ended without a failure; else the failure again.
     void require_alive() {
-        if (is_over_ || failure_) {
+        if (is_over() || failure_) {
             throw_end();
         }
     }
@@ -12573,7 +12625,8 @@ private:
     [[nodiscard]] AbortReason believed(AbortReason reason) const {
         bool const is_ours =
             std::any_of(communicators_.begin(), communicators_.end(), [&](auto* communicator) {
-                return communicator->may_have_thrown(reason);
+                return communicator->may_have_thrown(reason) &&
+                       (groups_ == nullptr || groups_->may_name(*communicator, reason));
             });
         return is_ours ? reason : failure_in_group(std::move(reason));
     }
@@ -12583,7 +12636,8 @@ private:
     }
 
     std::vector<ControlCommunicator*> communicators_; ///< distinct
-    bool is_over_ = false;
+    RankGroups const* groups_;
+    unsigned state_; ///< 1: it is over; 2: there are groups; added
     bool is_told_ = true;
     std::optional<AbortReason> recorded_; ///< why this rank leaves
     std::optional<AbortReason> failure_;  ///< the failure that the guard threw
@@ -12932,6 +12986,7 @@ public:
     Session(
         std::vector<ControlCommunicator*> communicators,
         std::vector<ParticipantInfo> participants,
+        std::unique_ptr<RankGroups> groups,
         JoinOptions const& options
     );
 
@@ -12958,8 +13013,13 @@ public:
     void require_between_rounds() const;
 
     /// For words that the open part of a participant sums over all ranks, joined ones too. They go
-    /// through the control communicator, after the roll calls that were posted before.
-    [[nodiscard]] ControlCommunicator& words() const noexcept { return *words_; }
+    /// through the control communicator, after the roll calls that were posted before. Null for a participant
+    /// of a group, whose own communicator has its ranks.
+    [[nodiscard]] ControlCommunicator* words(std::size_t position) const noexcept {
+        return groups_ != nullptr && groups_->is_of_group(position) ? nullptr : words_.get();
+    }
+    /// Null: all participants have the guard's ranks.
+    [[nodiscard]] RankGroups const* groups() const noexcept { return groups_.get(); }
 
     // -- what participants call ------------------------------------------------------------------
 
@@ -12971,8 +13031,9 @@ public:
     /// Blocks until the announced round is agreed on, and returns it.
     /// @throws what ended the guard, also if it was thrown before: then there is no such round.
     Round answer(std::size_t position) {
-        if (outcome_.is_over()) { // asked here, or compilers keep waits out of their callers
-            outcome_.require_alive();
+        if (outcome_.is_over_or_has_groups(
+            )) { // asked here, or compilers keep waits out of their callers
+            return answer_in_group(position);
         }
         hear_verdict();
         Round round = round_;
@@ -13086,6 +13147,9 @@ private:
         "votes and EndPolicy::stop_at_first need a loop that runs on next() or iterate(), so that "
         "no rank computes a round that was stopped";
 
+    /// The open round as the participant at `position` sees it. Throws as answer() does.
+    [[gnu::cold]] Round answer_in_group(std::size_t position);
+
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener);
     [[noreturn]] void refuse_late(Opening opening, std::size_t opener) const;
 
@@ -13130,6 +13194,7 @@ private:
 
     void shadow_until_end(HookRunner& hooks);
 
+    std::unique_ptr<RankGroups> groups_; ///< null: all participants have the guard's ranks
     GuardOutcome outcome_;
     std::unique_ptr<ControlCommunicator> words_;
     TurnOrder turns_;
@@ -13215,10 +13280,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION Session::Session(
     std::vector<ControlCommunicator*> communicators,
     std::vector<ParticipantInfo> participants,
+    std::unique_ptr<RankGroups> groups,
     JoinOptions const& options
 )
-    : outcome_{std::move(communicators)}, words_{outcome_.control().twin()},
-      turns_{std::move(participants)}, options_{options}, rounds_{outcome_.control(), options_} {}
+    : groups_{std::move(groups)}, outcome_{std::move(communicators), groups_.get()},
+      words_{outcome_.control().twin()}, turns_{std::move(participants)}, options_{options},
+      rounds_{outcome_.control(), options_} {}
 
 JOINABLE_DEFINITION void Session::enter(
     AgreementList const& list, Window const& window, std::exception_ptr const& local_error
@@ -13230,6 +13297,9 @@ JOINABLE_DEFINITION void Session::enter(
             std::uint64_t open = std::uint64_t{window.is_open() ? 1U : 0U}
                                  << (window.is_weighted ? with_weights : without_weights);
             auto failure = find_disagreement(outcome_.control(), list, local_error, &open);
+            if (!failure && groups_ != nullptr) {
+                failure = groups_->exchange(outcome_.control(), turns_);
+            }
             bool const some_have = (open & ((1U << without_weights) - 1)) != 0;
             if (!failure && some_have && open >> without_weights != 0) {
                 failure = difference_of_windows(window);
@@ -13473,6 +13543,17 @@ Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
     return announcement;
 }
 
+JOINABLE_DEFINITION Round Session::answer_in_group(std::size_t position) {
+    if (outcome_.is_over()) {
+        outcome_.require_alive();
+    }
+    hear_verdict();
+    Round round = round_;
+    round.position_ = position;
+    recorded([&] { groups_->enter(round, rounds_.roll_call()); });
+    return round;
+}
+
 JOINABLE_DEFINITION void Session::hear_verdict() {
     if (is_answered()) {
         return;
@@ -13594,7 +13675,12 @@ JOINABLE_DEFINITION void Session::shadow_until_end(HookRunner& hooks) {
         for (auto part = turns_.next(); part; part = turns_.next()) {
             turns_.begin(*part);
             round_.position_ = *part;
-            hooks.run_main_hook(*part, round_);
+            if (groups_ == nullptr) {
+                hooks.run_main_hook(*part, round_);
+            } else if (Round const own = answer_in_group(*part);
+                       own.active_count_ != 0 || own.contributor_count_ != 0) {
+                hooks.run_main_hook(*part, own);
+            }
         }
         turns_.close();
         is_shadowing_ = false;
@@ -13927,7 +14013,8 @@ JOINABLE_DEFINITION void ParameterClaims::require_disjoint(
 namespace joinable { inline namespace v0 {
 
 inline bool Round::is_active(int rank) const {
-    return session_ == nullptr || session_->is_active(rank);
+    return session_ == nullptr ||
+           session_->is_active(is_of_group_ ? session_->groups()->member(rank, position_) : rank);
 }
 
 inline void Round::hold() {
@@ -13947,6 +14034,7 @@ class Attachment;
 class WindowOf;
 
 Session* session_of(JoinState const& state) noexcept;
+ControlCommunicator* words_of(JoinState const& state) noexcept;
 RoundNotice const* announced_round(JoinState const& state);
 
 /// Where the window of a participant ends outside a guard.
@@ -13978,6 +14066,7 @@ private:
     friend class detail::WindowOf;
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
+    friend detail::ControlCommunicator* detail::words_of(JoinState const& state) noexcept;
     friend RoundNotice const* detail::announced_round(JoinState const& state);
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
@@ -14005,7 +14094,8 @@ private:
 
     JoinState** attached_ = nullptr; ///< where a guard has the address of this state
     detail::Session* session_ = nullptr;
-    std::uint64_t guards_ = 0;    ///< how many there were, this one included
+    detail::ControlCommunicator* words_ = nullptr; ///< see Session::words()
+    std::uint64_t guards_ = 0;                     ///< how many there were, this one included
     detail::Window window_;       ///< outside guards, and in guards that are not enabled
     bool may_be_cleared_ = false; ///< a guard has begun or ended since the last backward pass
     std::size_t position_ = 0;
@@ -14096,6 +14186,11 @@ namespace detail {
 
 inline Session* session_of(JoinState const& state) noexcept {
     return state.session_;
+}
+
+/// By which the owner of `state` sums words over its ranks: see Session::words(). Null outside of guards, too.
+inline ControlCommunicator* words_of(JoinState const& state) noexcept {
+    return state.words_;
 }
 
 /// The notice by which next(), iterate() or an earlier participant opened the round in which the owner of `state`
@@ -14506,6 +14601,7 @@ template <class... Js>
 template <Communicator Comm>
 struct Control {
     Comm& communicator;
+    detail::MakesGroups make_groups = nullptr; ///< set by groups_of()
 };
 
 /// Names the communicator for a guard's roll calls, in place of the communicator of the first
@@ -14558,6 +14654,7 @@ public:
     void attach(JoinState& state, Session& session, AttachedAs const& as) noexcept {
         begin(state, as);
         state.session_ = &session;
+        state.words_ = session.words(as.position);
         ++state.guards_;
     }
     /// For a guard that is not enabled. If the state is in another guard, this changes nothing.
@@ -14611,8 +14708,8 @@ private:
 /// @throws ContractViolation  an option is out of its range.
 void check_options(JoinOptions const& options);
 
-/// @throws ContractViolation  the communicators have different ranks, or too many.
-void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
+/// @throws ContractViolation  communicators that are not of groups have different ranks, or too many.
+void check_same_ranks(std::vector<ControlCommunicator*> const& communicators, bool has_groups);
 
 }}} // namespace joinable::v0::detail
 
@@ -14647,6 +14744,7 @@ JOINABLE_DEFINITION void Attachment::detach() noexcept {
             state->window_ = state->local_rounds_->window();
         }
         state->session_ = nullptr;
+        state->words_ = nullptr;
         state->local_rounds_ = nullptr;
         state->may_be_cleared_ = true;
     }
@@ -14690,7 +14788,8 @@ JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
     }
 }
 
-JOINABLE_DEFINITION void check_same_ranks(std::vector<ControlCommunicator*> const& communicators) {
+JOINABLE_DEFINITION void
+check_same_ranks(std::vector<ControlCommunicator*> const& communicators, bool has_groups) {
     ControlCommunicator const& first = *communicators.front();
     if (first.size() > max_world_size) {
         throw ContractViolation{
@@ -14701,12 +14800,13 @@ JOINABLE_DEFINITION void check_same_ranks(std::vector<ControlCommunicator*> cons
         return concat("rank ", communicator.rank(), " of ", communicator.size());
     };
     for (ControlCommunicator const* other : communicators) {
-        if (place(*other) != place(first)) {
+        if (place(*other) != place(first) && !(has_groups && other->size() < first.size())) {
             throw ContractViolation{
                 "the communicators of a guard's participants "
                 "must have the same ranks in the same "
                 "order, but one says " +
-                place(first) + " and another " + place(*other)
+                place(first) + " and another " + place(*other) +
+                "; for groups of ranks, see groups_of()"
             };
         }
     }
@@ -15134,6 +15234,7 @@ public:
         Entrants entrants,
         HookOrder const& order,
         std::unique_ptr<ControlCommunicator> control,
+        MakesGroups make_groups,
         JoinOptions const& options
     );
     ~Guard() noexcept(false);
@@ -15181,7 +15282,11 @@ private:
     }
     void run_post_hooks(JoinResult const& result, bool is_last_joiner) override {
         for (std::size_t const place : order_.post) {
-            entrants_[place]->run_post_hook(result, is_last_joiner);
+            if (session_.groups() != nullptr) {
+                session_.groups()->run_post_hook(*entrants_[place], result);
+            } else {
+                entrants_[place]->run_post_hook(result, is_last_joiner);
+            }
         }
         for (std::size_t const place : order_.post) {
             entrants_[place]->run_end_hook();
@@ -15219,10 +15324,17 @@ JOINABLE_DEFINITION Guard::Guard(
     Entrants entrants,
     HookOrder const& order,
     std::unique_ptr<ControlCommunicator> control,
+    MakesGroups make_groups,
     JoinOptions const& options
 )
     : options_{options}, order_{order}, control_{std::move(control)},
-      entrants_{std::move(entrants)}, session_{communicators(), infos(), options} {
+      entrants_{std::move(entrants)},
+      session_{
+          communicators(),
+          infos(),
+          make_groups == nullptr ? nullptr : make_groups(*control_, entrants_, order_.main),
+          options
+      } {
     if (!options_.enable) {
         check_options(options_);
         local_rounds_.begin(window_at_entry(entrants_), entrants_.front()->control().size());
@@ -15238,6 +15350,9 @@ JOINABLE_DEFINITION Guard::Guard(
         }
         prepare();
         entry = entry_list(entrants_, order_, options_, session_.can_abort());
+        if (session_.groups() != nullptr) {
+            session_.groups()->check(entrants_, entry);
+        }
     });
     session_.enter(entry, window, error);
     attach(session_);
@@ -15331,7 +15446,7 @@ JOINABLE_DEFINITION std::vector<ParticipantInfo> Guard::infos() const {
 JOINABLE_DEFINITION void Guard::prepare() {
     auto const all = communicators();
     check_options(options_);
-    check_same_ranks(all);
+    check_same_ranks(all, session_.groups() != nullptr);
     occupation_.begin(all, session_);
     check_entrants(entrants_, order_, options_);
     if (options_.timeout) {
@@ -15569,7 +15684,7 @@ public:
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     explicit Join(Participants<Js...> list, detail::KeywordArgument<Ks>... keywords)
-        : Join{own_control(), list, {}, keywords...} {}
+        : Join{own_control(), nullptr, list, {}, keywords...} {}
 
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
@@ -15578,12 +15693,12 @@ public:
         JoinOptions const& options,
         detail::KeywordArgument<Ks>... keywords
     )
-        : Join{own_control(), list, options, keywords...} {}
+        : Join{own_control(), nullptr, list, options, keywords...} {}
 
     template <class Comm, class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     Join(Participants<Js...> list, Control<Comm> control, detail::KeywordArgument<Ks>... keywords)
-        : Join{erased(control.communicator), list, {}, keywords...} {}
+        : Join{erased(control.communicator), control.make_groups, list, {}, keywords...} {}
 
     template <class Comm, class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
@@ -15593,7 +15708,7 @@ public:
         JoinOptions const& options,
         detail::KeywordArgument<Ks>... keywords
     )
-        : Join{erased(control.communicator), list, options, keywords...} {}
+        : Join{erased(control.communicator), control.make_groups, list, options, keywords...} {}
 
     Join(Join const&) = delete;
     Join& operator=(Join const&) = delete;
@@ -15689,6 +15804,7 @@ private:
     template <class... Ks>
     Join(
         Erased control,
+        detail::MakesGroups make_groups,
         Participants<Js...> const& list,
         JoinOptions const& options,
         detail::KeywordArgument<Ks> const&... keywords
@@ -15697,6 +15813,7 @@ private:
               entrants(list, keywords...),
               {MainOrder::order.sequence, PostOrder::order.sequence},
               std::move(control),
+              make_groups,
               options
           } {
         static_assert((check_keyword<Ks, Ks...>() && ...));
@@ -17690,10 +17807,10 @@ protected:
         return session != nullptr && session->steps_joined_ranks();
     }
     /// By which all ranks sum a few words: the guard's control communicator, which no gradients
-    /// delay, and outside a guard the communicator of the gradients.
+    /// delay; outside a guard, and if that has more ranks, the communicator of the gradients.
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
-        auto const* const session = detail::session_of(state_);
-        return session != nullptr ? session->words() : reducer_->words();
+        detail::ControlCommunicator* const words = detail::words_of(state_);
+        return words != nullptr ? *words : reducer_->words();
     }
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {

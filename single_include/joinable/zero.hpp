@@ -5667,11 +5667,10 @@ public:
     }
 
     /// Notes the settings of the step that is about to be made in the guard of `state`, if there is
-    /// one. Lists them again only if they have changed. Local.
+    /// one and its ranks are this rule's. Lists them again only if they have changed. Local.
     void note(JoinState const& state, std::deque<Rule>& rules) {
-        Session* const session = session_of(state);
-        if (session == nullptr) {
-            return;
+        if (detail::words_of(state) == nullptr) {
+            return; // in a guard it steps with some of the ranks only
         }
         bool is_same = used_.size() == rules.size() * sizeof(Settings);
         for (std::size_t group = 0; is_same && group < rules.size(); ++group) {
@@ -5694,7 +5693,7 @@ public:
             agree_on_rules(list_of_used_, rules);
             hash_of_used_ = list_of_used_.hash_from(0);
         }
-        session->note_settings(list_of_used_, hash_of_used_);
+        session_of(state)->note_settings(list_of_used_, hash_of_used_);
     }
 
 private:
@@ -6094,8 +6093,8 @@ protected:
     [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
     /// By which all ranks sum a few words: see GradientParticipant::words().
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
-        auto const* const session = detail::session_of(join_state_);
-        return session != nullptr ? session->words() : words_;
+        detail::ControlCommunicator* const words = detail::words_of(join_state_);
+        return words != nullptr ? *words : words_;
     }
 
     /// Claims that its parameters are stepped here, and, with `averages`, that their gradients are

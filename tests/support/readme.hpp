@@ -7,6 +7,7 @@
 #include <joinable/algorithms.hpp>
 #include <joinable/any_communicator.hpp>
 #include <joinable/compression.hpp>
+#include <joinable/groups.hpp>
 #include <joinable/hierarchical.hpp>
 #include <joinable/join.hpp>
 #include <joinable/shadowed.hpp>

@@ -50,7 +50,7 @@ public:
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     explicit Join(Participants<Js...> list, detail::KeywordArgument<Ks>... keywords)
-        : Join{own_control(), list, {}, keywords...} {}
+        : Join{own_control(), nullptr, list, {}, keywords...} {}
 
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
@@ -59,12 +59,12 @@ public:
         JoinOptions const& options,
         detail::KeywordArgument<Ks>... keywords
     )
-        : Join{own_control(), list, options, keywords...} {}
+        : Join{own_control(), nullptr, list, options, keywords...} {}
 
     template <class Comm, class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     Join(Participants<Js...> list, Control<Comm> control, detail::KeywordArgument<Ks>... keywords)
-        : Join{erased(control.communicator), list, {}, keywords...} {}
+        : Join{erased(control.communicator), control.make_groups, list, {}, keywords...} {}
 
     template <class Comm, class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
@@ -74,7 +74,7 @@ public:
         JoinOptions const& options,
         detail::KeywordArgument<Ks>... keywords
     )
-        : Join{erased(control.communicator), list, options, keywords...} {}
+        : Join{erased(control.communicator), control.make_groups, list, options, keywords...} {}
 
     Join(Join const&) = delete;
     Join& operator=(Join const&) = delete;
@@ -170,6 +170,7 @@ private:
     template <class... Ks>
     Join(
         Erased control,
+        detail::MakesGroups make_groups,
         Participants<Js...> const& list,
         JoinOptions const& options,
         detail::KeywordArgument<Ks> const&... keywords
@@ -178,6 +179,7 @@ private:
               entrants(list, keywords...),
               {MainOrder::order.sequence, PostOrder::order.sequence},
               std::move(control),
+              make_groups,
               options
           } {
         static_assert((check_keyword<Ks, Ks...>() && ...));

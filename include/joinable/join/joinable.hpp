@@ -27,7 +27,8 @@
 namespace joinable { inline namespace v0 {
 
 inline bool Round::is_active(int rank) const {
-    return session_ == nullptr || session_->is_active(rank);
+    return session_ == nullptr ||
+           session_->is_active(is_of_group_ ? session_->groups()->member(rank, position_) : rank);
 }
 
 inline void Round::hold() {
@@ -47,6 +48,7 @@ class Attachment;
 class WindowOf;
 
 Session* session_of(JoinState const& state) noexcept;
+ControlCommunicator* words_of(JoinState const& state) noexcept;
 RoundNotice const* announced_round(JoinState const& state);
 
 /// Where the window of a participant ends outside a guard.
@@ -78,6 +80,7 @@ private:
     friend class detail::WindowOf;
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
+    friend detail::ControlCommunicator* detail::words_of(JoinState const& state) noexcept;
     friend RoundNotice const* detail::announced_round(JoinState const& state);
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
@@ -105,7 +108,8 @@ private:
 
     JoinState** attached_ = nullptr; ///< where a guard has the address of this state
     detail::Session* session_ = nullptr;
-    std::uint64_t guards_ = 0;    ///< how many there were, this one included
+    detail::ControlCommunicator* words_ = nullptr; ///< see Session::words()
+    std::uint64_t guards_ = 0;                     ///< how many there were, this one included
     detail::Window window_;       ///< outside guards, and in guards that are not enabled
     bool may_be_cleared_ = false; ///< a guard has begun or ended since the last backward pass
     std::size_t position_ = 0;
@@ -196,6 +200,11 @@ namespace detail {
 
 inline Session* session_of(JoinState const& state) noexcept {
     return state.session_;
+}
+
+/// By which the owner of `state` sums words over its ranks: see Session::words(). Null outside of guards, too.
+inline ControlCommunicator* words_of(JoinState const& state) noexcept {
+    return state.words_;
 }
 
 /// The notice by which next(), iterate() or an earlier participant opened the round in which the owner of `state`

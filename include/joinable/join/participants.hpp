@@ -80,6 +80,7 @@ template <class... Js>
 template <Communicator Comm>
 struct Control {
     Comm& communicator;
+    detail::MakesGroups make_groups = nullptr; ///< set by groups_of()
 };
 
 /// Names the communicator for a guard's roll calls, in place of the communicator of the first

@@ -14,6 +14,7 @@ namespace detail {
 class Session;
 class Rounds;
 class LocalRounds;
+class GroupsOfRanks;
 } // namespace detail
 
 /// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
@@ -94,6 +95,7 @@ private:
     friend class detail::Session;
     friend class detail::Rounds;
     friend class detail::LocalRounds;
+    friend class detail::GroupsOfRanks;
     friend class PendingRound;
 
     detail::Session* session_ = nullptr;
@@ -111,6 +113,7 @@ private:
     bool is_weighted_ = false;
     bool is_shadow_ = false;
     bool contributes_ = true;
+    bool is_of_group_ = false; ///< ranks are those of the participant's group
 };
 
 }} // namespace joinable::v0

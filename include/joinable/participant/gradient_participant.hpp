@@ -619,10 +619,10 @@ protected:
         return session != nullptr && session->steps_joined_ranks();
     }
     /// By which all ranks sum a few words: the guard's control communicator, which no gradients
-    /// delay, and outside a guard the communicator of the gradients.
+    /// delay; outside a guard, and if that has more ranks, the communicator of the gradients.
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
-        auto const* const session = detail::session_of(state_);
-        return session != nullptr ? session->words() : reducer_->words();
+        detail::ControlCommunicator* const words = detail::words_of(state_);
+        return words != nullptr ? *words : reducer_->words();
     }
     /// The work between the passes, on training and on shadowing ranks.
     void prepare_reduction(Round const& round) {

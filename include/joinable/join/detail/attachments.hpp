@@ -44,6 +44,7 @@ public:
     void attach(JoinState& state, Session& session, AttachedAs const& as) noexcept {
         begin(state, as);
         state.session_ = &session;
+        state.words_ = session.words(as.position);
         ++state.guards_;
     }
     /// For a guard that is not enabled. If the state is in another guard, this changes nothing.
@@ -97,8 +98,8 @@ private:
 /// @throws ContractViolation  an option is out of its range.
 void check_options(JoinOptions const& options);
 
-/// @throws ContractViolation  the communicators have different ranks, or too many.
-void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
+/// @throws ContractViolation  communicators that are not of groups have different ranks, or too many.
+void check_same_ranks(std::vector<ControlCommunicator*> const& communicators, bool has_groups);
 
 }}} // namespace joinable::v0::detail
 

@@ -29,6 +29,7 @@ public:
         Entrants entrants,
         HookOrder const& order,
         std::unique_ptr<ControlCommunicator> control,
+        MakesGroups make_groups,
         JoinOptions const& options
     );
     ~Guard() noexcept(false);
@@ -76,7 +77,11 @@ private:
     }
     void run_post_hooks(JoinResult const& result, bool is_last_joiner) override {
         for (std::size_t const place : order_.post) {
-            entrants_[place]->run_post_hook(result, is_last_joiner);
+            if (session_.groups() != nullptr) {
+                session_.groups()->run_post_hook(*entrants_[place], result);
+            } else {
+                entrants_[place]->run_post_hook(result, is_last_joiner);
+            }
         }
         for (std::size_t const place : order_.post) {
             entrants_[place]->run_end_hook();

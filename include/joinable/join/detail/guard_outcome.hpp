@@ -11,14 +11,17 @@
 #include <joinable/agreement/control.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/error.hpp>
+#include <joinable/join/detail/rank_groups.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// The outcome of a guard on this rank: whether it has ended, and why.
 class GuardOutcome {
 public:
-    explicit GuardOutcome(std::vector<ControlCommunicator*> communicators)
-        : communicators_{std::move(communicators)} {}
+    /// `groups`: null if all communicators have the same ranks.
+    GuardOutcome(std::vector<ControlCommunicator*> communicators, RankGroups const* groups)
+        : communicators_{std::move(communicators)}, groups_{groups},
+          state_{groups == nullptr ? 0U : 2U} {}
 
     /// Keeps the reason of a failure that is about to leave the guard. Only the first one since
     /// forget() counts. The message is `text` if no exception is in flight or the exception has no
@@ -53,12 +56,14 @@ public:
     /// The reason that peers are told.
     [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
 
-    [[nodiscard]] bool is_over() const noexcept { return is_over_; }
-    void end() noexcept { is_over_ = true; }
+    [[nodiscard]] bool is_over() const noexcept { return (state_ & 1U) != 0; }
+    /// One question, because most guards are asked in each round and have neither.
+    [[nodiscard]] bool is_over_or_has_groups() const noexcept { return state_ != 0; }
+    void end() noexcept { state_ |= 1U; }
 
     /// Ends with a failure that all ranks agreed on. All of them throw it.
     [[noreturn]] void fail(AbortReason const& failure) {
-        is_over_ = true;
+        end();
         failure_ = failure;
         throw_failure(failure);
     }
@@ -74,15 +79,15 @@ public:
 
     /// Ends and tells every rank, wherever it waits.
     void abort(AbortReason const& reason) {
-        is_over_ = true;
+        end();
         for (ControlCommunicator* communicator : communicators_) {
-            communicator->abort(reason);
+            communicator->abort(groups_ ? groups_->reason_for(*communicator, reason) : reason);
         }
     }
 
     /// @throws ContractViolation  the guard has ended without a failure; else the failure again.
     void require_alive() {
-        if (is_over_ || failure_) {
+        if (is_over() || failure_) {
             throw_end();
         }
     }
@@ -108,7 +113,8 @@ private:
     [[nodiscard]] AbortReason believed(AbortReason reason) const {
         bool const is_ours =
             std::any_of(communicators_.begin(), communicators_.end(), [&](auto* communicator) {
-                return communicator->may_have_thrown(reason);
+                return communicator->may_have_thrown(reason) &&
+                       (groups_ == nullptr || groups_->may_name(*communicator, reason));
             });
         return is_ours ? reason : failure_in_group(std::move(reason));
     }
@@ -118,7 +124,8 @@ private:
     }
 
     std::vector<ControlCommunicator*> communicators_; ///< distinct
-    bool is_over_ = false;
+    RankGroups const* groups_;
+    unsigned state_; ///< 1: it is over; 2: there are groups; added
     bool is_told_ = true;
     std::optional<AbortReason> recorded_; ///< why this rank leaves
     std::optional<AbortReason> failure_;  ///< the failure that the guard threw

@@ -13,6 +13,7 @@
 #include <joinable/agreement/control.hpp>
 #include <joinable/config.hpp>
 #include <joinable/join/detail/guard_outcome.hpp>
+#include <joinable/join/detail/rank_groups.hpp>
 #include <joinable/join/detail/rounds.hpp>
 #include <joinable/join/detail/turn_order.hpp>
 #include <joinable/join/result.hpp>
@@ -43,6 +44,7 @@ public:
     Session(
         std::vector<ControlCommunicator*> communicators,
         std::vector<ParticipantInfo> participants,
+        std::unique_ptr<RankGroups> groups,
         JoinOptions const& options
     );
 
@@ -69,8 +71,13 @@ public:
     void require_between_rounds() const;
 
     /// For words that the open part of a participant sums over all ranks, joined ones too. They go
-    /// through the control communicator, after the roll calls that were posted before.
-    [[nodiscard]] ControlCommunicator& words() const noexcept { return *words_; }
+    /// through the control communicator, after the roll calls that were posted before. Null for a participant
+    /// of a group, whose own communicator has its ranks.
+    [[nodiscard]] ControlCommunicator* words(std::size_t position) const noexcept {
+        return groups_ != nullptr && groups_->is_of_group(position) ? nullptr : words_.get();
+    }
+    /// Null: all participants have the guard's ranks.
+    [[nodiscard]] RankGroups const* groups() const noexcept { return groups_.get(); }
 
     // -- what participants call ------------------------------------------------------------------
 
@@ -82,8 +89,9 @@ public:
     /// Blocks until the announced round is agreed on, and returns it.
     /// @throws what ended the guard, also if it was thrown before: then there is no such round.
     Round answer(std::size_t position) {
-        if (outcome_.is_over()) { // asked here, or compilers keep waits out of their callers
-            outcome_.require_alive();
+        if (outcome_.is_over_or_has_groups(
+            )) { // asked here, or compilers keep waits out of their callers
+            return answer_in_group(position);
         }
         hear_verdict();
         Round round = round_;
@@ -197,6 +205,9 @@ private:
         "votes and EndPolicy::stop_at_first need a loop that runs on next() or iterate(), so that "
         "no rank computes a round that was stopped";
 
+    /// The open round as the participant at `position` sees it. Throws as answer() does.
+    [[gnu::cold]] Round answer_in_group(std::size_t position);
+
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener);
     [[noreturn]] void refuse_late(Opening opening, std::size_t opener) const;
 
@@ -241,6 +252,7 @@ private:
 
     void shadow_until_end(HookRunner& hooks);
 
+    std::unique_ptr<RankGroups> groups_; ///< null: all participants have the guard's ranks
     GuardOutcome outcome_;
     std::unique_ptr<ControlCommunicator> words_;
     TurnOrder turns_;

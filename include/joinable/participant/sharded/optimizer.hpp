@@ -273,8 +273,8 @@ protected:
     [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
     /// By which all ranks sum a few words: see GradientParticipant::words().
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
-        auto const* const session = detail::session_of(join_state_);
-        return session != nullptr ? session->words() : words_;
+        detail::ControlCommunicator* const words = detail::words_of(join_state_);
+        return words != nullptr ? *words : words_;
     }
 
     /// Claims that its parameters are stepped here, and, with `averages`, that their gradients are

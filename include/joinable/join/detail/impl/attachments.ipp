@@ -34,6 +34,7 @@ JOINABLE_DEFINITION void Attachment::detach() noexcept {
             state->window_ = state->local_rounds_->window();
         }
         state->session_ = nullptr;
+        state->words_ = nullptr;
         state->local_rounds_ = nullptr;
         state->may_be_cleared_ = true;
     }
@@ -77,7 +78,8 @@ JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
     }
 }
 
-JOINABLE_DEFINITION void check_same_ranks(std::vector<ControlCommunicator*> const& communicators) {
+JOINABLE_DEFINITION void
+check_same_ranks(std::vector<ControlCommunicator*> const& communicators, bool has_groups) {
     ControlCommunicator const& first = *communicators.front();
     if (first.size() > max_world_size) {
         throw ContractViolation{
@@ -88,12 +90,13 @@ JOINABLE_DEFINITION void check_same_ranks(std::vector<ControlCommunicator*> cons
         return concat("rank ", communicator.rank(), " of ", communicator.size());
     };
     for (ControlCommunicator const* other : communicators) {
-        if (place(*other) != place(first)) {
+        if (place(*other) != place(first) && !(has_groups && other->size() < first.size())) {
             throw ContractViolation{
                 "the communicators of a guard's participants "
                 "must have the same ranks in the same "
                 "order, but one says " +
-                place(first) + " and another " + place(*other)
+                place(first) + " and another " + place(*other) +
+                "; for groups of ranks, see groups_of()"
             };
         }
     }

@@ -17,10 +17,17 @@ JOINABLE_DEFINITION Guard::Guard(
     Entrants entrants,
     HookOrder const& order,
     std::unique_ptr<ControlCommunicator> control,
+    MakesGroups make_groups,
     JoinOptions const& options
 )
     : options_{options}, order_{order}, control_{std::move(control)},
-      entrants_{std::move(entrants)}, session_{communicators(), infos(), options} {
+      entrants_{std::move(entrants)},
+      session_{
+          communicators(),
+          infos(),
+          make_groups == nullptr ? nullptr : make_groups(*control_, entrants_, order_.main),
+          options
+      } {
     if (!options_.enable) {
         check_options(options_);
         local_rounds_.begin(window_at_entry(entrants_), entrants_.front()->control().size());
@@ -36,6 +43,9 @@ JOINABLE_DEFINITION Guard::Guard(
         }
         prepare();
         entry = entry_list(entrants_, order_, options_, session_.can_abort());
+        if (session_.groups() != nullptr) {
+            session_.groups()->check(entrants_, entry);
+        }
     });
     session_.enter(entry, window, error);
     attach(session_);
@@ -129,7 +139,7 @@ JOINABLE_DEFINITION std::vector<ParticipantInfo> Guard::infos() const {
 JOINABLE_DEFINITION void Guard::prepare() {
     auto const all = communicators();
     check_options(options_);
-    check_same_ranks(all);
+    check_same_ranks(all, session_.groups() != nullptr);
     occupation_.begin(all, session_);
     check_entrants(entrants_, order_, options_);
     if (options_.timeout) {

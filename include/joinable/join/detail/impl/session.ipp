@@ -16,10 +16,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION Session::Session(
     std::vector<ControlCommunicator*> communicators,
     std::vector<ParticipantInfo> participants,
+    std::unique_ptr<RankGroups> groups,
     JoinOptions const& options
 )
-    : outcome_{std::move(communicators)}, words_{outcome_.control().twin()},
-      turns_{std::move(participants)}, options_{options}, rounds_{outcome_.control(), options_} {}
+    : groups_{std::move(groups)}, outcome_{std::move(communicators), groups_.get()},
+      words_{outcome_.control().twin()}, turns_{std::move(participants)}, options_{options},
+      rounds_{outcome_.control(), options_} {}
 
 JOINABLE_DEFINITION void Session::enter(
     AgreementList const& list, Window const& window, std::exception_ptr const& local_error
@@ -31,6 +33,9 @@ JOINABLE_DEFINITION void Session::enter(
             std::uint64_t open = std::uint64_t{window.is_open() ? 1U : 0U}
                                  << (window.is_weighted ? with_weights : without_weights);
             auto failure = find_disagreement(outcome_.control(), list, local_error, &open);
+            if (!failure && groups_ != nullptr) {
+                failure = groups_->exchange(outcome_.control(), turns_);
+            }
             bool const some_have = (open & ((1U << without_weights) - 1)) != 0;
             if (!failure && some_have && open >> without_weights != 0) {
                 failure = difference_of_windows(window);
@@ -274,6 +279,17 @@ Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
     return announcement;
 }
 
+JOINABLE_DEFINITION Round Session::answer_in_group(std::size_t position) {
+    if (outcome_.is_over()) {
+        outcome_.require_alive();
+    }
+    hear_verdict();
+    Round round = round_;
+    round.position_ = position;
+    recorded([&] { groups_->enter(round, rounds_.roll_call()); });
+    return round;
+}
+
 JOINABLE_DEFINITION void Session::hear_verdict() {
     if (is_answered()) {
         return;
@@ -395,7 +411,12 @@ JOINABLE_DEFINITION void Session::shadow_until_end(HookRunner& hooks) {
         for (auto part = turns_.next(); part; part = turns_.next()) {
             turns_.begin(*part);
             round_.position_ = *part;
-            hooks.run_main_hook(*part, round_);
+            if (groups_ == nullptr) {
+                hooks.run_main_hook(*part, round_);
+            } else if (Round const own = answer_in_group(*part);
+                       own.active_count_ != 0 || own.contributor_count_ != 0) {
+                hooks.run_main_hook(*part, own);
+            }
         }
         turns_.close();
         is_shadowing_ = false;

@@ -107,11 +107,10 @@ public:
     }
 
     /// Notes the settings of the step that is about to be made in the guard of `state`, if there is
-    /// one. Lists them again only if they have changed. Local.
+    /// one and its ranks are this rule's. Lists them again only if they have changed. Local.
     void note(JoinState const& state, std::deque<Rule>& rules) {
-        Session* const session = session_of(state);
-        if (session == nullptr) {
-            return;
+        if (detail::words_of(state) == nullptr) {
+            return; // in a guard it steps with some of the ranks only
         }
         bool is_same = used_.size() == rules.size() * sizeof(Settings);
         for (std::size_t group = 0; is_same && group < rules.size(); ++group) {
@@ -134,7 +133,7 @@ public:
             agree_on_rules(list_of_used_, rules);
             hash_of_used_ = list_of_used_.hash_from(0);
         }
-        session->note_settings(list_of_used_, hash_of_used_);
+        session_of(state)->note_settings(list_of_used_, hash_of_used_);
     }
 
 private:

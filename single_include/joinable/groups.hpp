@@ -43,8 +43,8 @@ public:
     [[nodiscard]] bool is_of_group(std::size_t position) const noexcept override {
         return numbers_[position] != 0;
     }
-    void
-    check(std::span<std::unique_ptr<Entrant> const> entrants, AgreementList& list) const override {
+    void check_entry(std::span<std::unique_ptr<Entrant> const> entrants, AgreementList& list)
+        const override {
         bool const some_step =
             std::any_of(entrants.begin(), entrants.end(), [](auto const& entrant) {
                 return entrant->info.steps;

@@ -12495,7 +12495,7 @@ public:
 
     /// Checks the participants of each group, and lists them.
     virtual void
-    check(std::span<std::unique_ptr<Entrant> const> entrants, AgreementList& list) const = 0;
+    check_entry(std::span<std::unique_ptr<Entrant> const> entrants, AgreementList& list) const = 0;
     /// Collective. Returns what all ranks throw unless each one is in one group of each of these participants.
     [[nodiscard]] virtual std::optional<AbortReason>
     exchange(ControlCommunicator& control, TurnOrder const& turns) = 0;
@@ -15351,7 +15351,7 @@ JOINABLE_DEFINITION Guard::Guard(
         prepare();
         entry = entry_list(entrants_, order_, options_, session_.can_abort());
         if (session_.groups() != nullptr) {
-            session_.groups()->check(entrants_, entry);
+            session_.groups()->check_entry(entrants_, entry);
         }
     });
     session_.enter(entry, window, error);
@@ -18387,7 +18387,7 @@ private:
     void list_model(
         std::function<ParameterList()> const& list_parameters,
         BufferList buffers,
-        DataParallelOptions const& options,
+        DataParallelOptions options,
         Relisting const& again,
         Reduction* reduction = nullptr ///< of a model that is made
     ) {

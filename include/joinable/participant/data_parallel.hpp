@@ -385,7 +385,7 @@ private:
     void list_model(
         std::function<ParameterList()> const& list_parameters,
         BufferList buffers,
-        DataParallelOptions const& options,
+        DataParallelOptions options,
         Relisting const& again,
         Reduction* reduction = nullptr ///< of a model that is made
     ) {

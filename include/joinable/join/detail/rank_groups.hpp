@@ -29,7 +29,7 @@ public:
 
     /// Checks the participants of each group, and lists them.
     virtual void
-    check(std::span<std::unique_ptr<Entrant> const> entrants, AgreementList& list) const = 0;
+    check_entry(std::span<std::unique_ptr<Entrant> const> entrants, AgreementList& list) const = 0;
     /// Collective. Returns what all ranks throw unless each one is in one group of each of these participants.
     [[nodiscard]] virtual std::optional<AbortReason>
     exchange(ControlCommunicator& control, TurnOrder const& turns) = 0;

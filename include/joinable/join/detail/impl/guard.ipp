@@ -44,7 +44,7 @@ JOINABLE_DEFINITION Guard::Guard(
         prepare();
         entry = entry_list(entrants_, order_, options_, session_.can_abort());
         if (session_.groups() != nullptr) {
-            session_.groups()->check(entrants_, entry);
+            session_.groups()->check_entry(entrants_, entry);
         }
     });
     session_.enter(entry, window, error);

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <numeric>
 #include <optional>
-#include <ranges>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -159,7 +158,9 @@ std::vector<Values> train_serially(Plan const& plan) {
 
 template <class Loop>
 void run_loop(Plan const& plan, int rank, auto& guard, auto const& notice_of, Loop const& loop) {
-    auto const batches = std::views::iota(0, plan.lengths[static_cast<std::size_t>(rank)]);
+    std::vector<int> batches(static_cast<std::size_t>(plan.lengths[static_cast<std::size_t>(rank)])
+    );
+    std::iota(batches.begin(), batches.end(), 0);
     switch (plan.opens) {
     case Opens::notification:
     case Opens::known_lengths:
@@ -433,14 +434,20 @@ TEST_CASE("what a group averages is stepped over its communicator, and the rever
         DistributedDataParallel expert{group, params};
         joinable::Step step{comm, [] {}};
         joinable::Step of_group{group, [] {}};
+        auto const unstepped = [&] {
+            Join guard{participants(expert, step), joinable::groups_of(comm)};
+        };
+        auto const unaveraged = [&] {
+            Join guard{participants(of_group, step), joinable::groups_of(comm)};
+        };
         CHECK_THROWS_WITH_AS(
-            (Join{participants(expert, step), joinable::groups_of(comm)}),
+            unstepped(),
             "a group without an active rank neither averages nor steps, so its values need participants for both "
             "over one communicator, but over that of a DistributedDataParallel nothing steps",
             joinable::ContractViolation
         );
         CHECK_THROWS_WITH_AS(
-            (Join{participants(of_group, step), joinable::groups_of(comm)}),
+            unaveraged(),
             "a group without an active rank neither averages nor steps, so its values need participants for both "
             "over one communicator, but over that of a Step nothing averages",
             joinable::ContractViolation

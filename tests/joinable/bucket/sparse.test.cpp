@@ -676,9 +676,9 @@ struct Twins {
         std::vector<Embedding*> second{&dense};
         return joinable::parameters(first, second);
     }
-    void clear() {
-        ::clear(rows);
-        ::clear(dense);
+    void clear_both() {
+        clear(rows);
+        clear(dense);
     }
     void add(int rank, std::size_t round) {
         add_rows(rows, rank, round);
@@ -702,7 +702,7 @@ TEST_CASE("rows as dense gradients are the sums of all ranks, with the bits of d
                 if (are_views && !std::is_same_v<decltype(model.rows), EitherEmbedding>) {
                     return; // the dense twin has no set_grad, and is left out below
                 }
-                model.clear();
+                model.clear_both();
                 std::vector list{&model.rows};
                 DistributedDataParallel ddp{
                     comm,
@@ -721,7 +721,7 @@ TEST_CASE("rows as dense gradients are the sums of all ranks, with the bits of d
                     for (std::size_t const input :
                          join.iterate(std::vector<std::size_t>(inputs_of(comm.rank())))) {
                         static_cast<void>(input);
-                        model.clear();
+                        model.clear_both();
                         ddp.forward([] {});
                         ddp.backward([&](auto ready) {
                             model.add(comm.rank(), round);
@@ -750,7 +750,7 @@ TEST_CASE("rows as dense gradients are the sums of all ranks, with the bits of d
 TEST_CASE("a pass may add rows to averages that the engine was given, also where buckets move") {
     run_all_ranks({1, 2, 3, 4}, [](auto& comm) {
         for_each_engine([&](auto model) {
-            model.clear();
+            model.clear_both();
             DistributedDataParallel ddp{
                 comm, model.parameters(), DataParallelOptions{.sparse_as_dense = true}
             };
@@ -782,7 +782,7 @@ TEST_CASE("a pass may add rows to averages that the engine was given, also where
 TEST_CASE("rows as dense gradients that some ranks do not use are as dense ones") {
     run_all_ranks({1, 2, 3, 4}, [](auto& comm) {
         for_each_engine([&](auto model) {
-            model.clear();
+            model.clear_both();
             Reducer reducer{
                 comm,
                 model.parameters(),
@@ -810,7 +810,7 @@ TEST_CASE("rows as dense gradients that some ranks do not use are as dense ones"
                 CHECK(all_rows_of(model.rows) == std::vector<float>(before.size()));
             }
             // A rank that weighs nothing sends nothing of what it has.
-            model.clear();
+            model.clear_both();
             model.add(comm.rank(), 1);
             bool const weighs = comm.rank() == 0;
             reducer.prepare_for_backward(weighs ? 1.0 : 0.0);

@@ -33,13 +33,13 @@ using joinable::Join;
 using joinable::participants;
 
 constexpr std::size_t rows = 8;
-constexpr std::size_t columns = 6;
+constexpr std::size_t numel_of_row = 6;
 
 /// A matrix, because thin ones travel whole.
 struct Matrix : Param<double> {
-    explicit Matrix(std::string called) : Param<double>{rows * columns} {
+    explicit Matrix(std::string called) : Param<double>{rows * numel_of_row} {
         name = std::move(called);
-        grad = {storage.data(), joinable::DType::f64, {rows, columns}, {columns, 1}};
+        grad = {storage.data(), joinable::DType::f64, {rows, numel_of_row}, {numel_of_row, 1}};
     }
 };
 double gradient_of(int rank, std::size_t step, std::string const& name, std::size_t element) {
@@ -60,8 +60,8 @@ struct Training {
     void add(std::string name, bool in_front) {
         Matrix& added = matrices.emplace_back(std::move(name));
         listed.insert(in_front ? listed.begin() : listed.end(), &added);
-        delivered.emplace_back(rows * columns);
-        given.emplace_back(rows * columns);
+        delivered.emplace_back(rows * numel_of_row);
+        given.emplace_back(rows * numel_of_row);
     }
     template <class Ddp>
     void round(Ddp& ddp) {
@@ -69,7 +69,7 @@ struct Training {
         ddp.backward([&](auto ready) {
             for (std::size_t i = listed.size(); i-- > 0;) {
                 if (listed[i]->requires_grad) {
-                    for (std::size_t e = 0; e < rows * columns; ++e) {
+                    for (std::size_t e = 0; e < rows * numel_of_row; ++e) {
                         listed[i]->storage[e] = gradient_of(rank, steps, listed[i]->name, e);
                     }
                     ready(i);
@@ -85,7 +85,8 @@ struct Training {
             ddp.join_communicator(),
             [&](joinable::Round const&) {
                 for (std::size_t m = 0; m < matrices.size(); ++m) {
-                    for (std::size_t e = 0; matrices[m].requires_grad && e < rows * columns; ++e) {
+                    for (std::size_t e = 0; matrices[m].requires_grad && e < rows * numel_of_row;
+                         ++e) {
                         delivered[m][e] += matrices[m].storage[e];
                         for (int r = 0; r < world; ++r) {
                             bool const is_active = r != 0 || world == 1 || steps - begin < 2;
@@ -107,7 +108,7 @@ struct Training {
     /// What ranks keep of a matrix, over all of them.
     template <class Ddp>
     std::vector<double> residual(Ddp& ddp, Matrix const& matrix) {
-        std::vector<double> sum(rows * columns);
+        std::vector<double> sum(rows * numel_of_row);
         joinable::detail::SavedModel const saved = ddp.saved();
         for (joinable::ReductionTensor const& tensor : saved.reduction.tensors) {
             if (tensor.name == "residual" && listed[tensor.parameter] == &matrix) {
@@ -131,7 +132,9 @@ struct Training {
 template <>
 struct joinable::parameter_traits<Matrix> : joinable::parameter_traits<Param<double>> {
     static auto value(Matrix& p) {
-        return std::optional{AnyView{p.value.data(), DType::f64, {rows, columns}, {columns, 1}}};
+        return std::optional{
+            AnyView{p.value.data(), DType::f64, {rows, numel_of_row}, {numel_of_row, 1}}
+        };
     }
 };
 
@@ -160,8 +163,8 @@ void train(Comm& comm, Reduction reduction) {
     training.check(ddp, 2);
     training.matrices[1].requires_grad = true;
     ddp.refresh();
-    training.delivered[1].assign(rows * columns, 0);
-    training.given[1].assign(rows * columns, 0);
+    training.delivered[1].assign(rows * numel_of_row, 0);
+    training.given[1].assign(rows * numel_of_row, 0);
     training.check(ddp, 1);
     training.epoch(ddp);
     training.check(ddp, 1);

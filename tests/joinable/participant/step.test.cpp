@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 #include <support/linear_model.hpp>
+#include <support/ranks.hpp>
 
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/action.hpp>

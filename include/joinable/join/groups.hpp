@@ -32,7 +32,7 @@ class GroupsOfRanks final : public RankGroups {
 public:
     static std::unique_ptr<RankGroups> make(
         ControlCommunicator const& control,
-        std::span<std::unique_ptr<Entrant> const> entrants,
+        std::vector<std::unique_ptr<Entrant>> const& entrants,
         std::span<std::size_t const> sequence
     ) {
         auto groups = std::make_unique<GroupsOfRanks>();
@@ -49,7 +49,7 @@ public:
     [[nodiscard]] bool is_of_group(std::size_t position) const noexcept override {
         return numbers_[position] != 0;
     }
-    void check_entry(std::span<std::unique_ptr<Entrant> const> entrants, AgreementList& list)
+    void check_entry(std::vector<std::unique_ptr<Entrant>> const& entrants, AgreementList& list)
         const override {
         bool const some_step =
             std::any_of(entrants.begin(), entrants.end(), [](auto const& entrant) {

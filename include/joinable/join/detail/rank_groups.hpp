@@ -28,8 +28,9 @@ public:
     [[nodiscard]] virtual bool is_of_group(std::size_t position) const noexcept = 0;
 
     /// Checks the participants of each group, and lists them.
-    virtual void
-    check_entry(std::span<std::unique_ptr<Entrant> const> entrants, AgreementList& list) const = 0;
+    virtual void check_entry(
+        std::vector<std::unique_ptr<Entrant>> const& entrants, AgreementList& list
+    ) const = 0;
     /// Collective. Returns what all ranks throw unless each one is in one group of each of these participants.
     [[nodiscard]] virtual std::optional<AbortReason>
     exchange(ControlCommunicator& control, TurnOrder const& turns) = 0;
@@ -51,7 +52,7 @@ public:
 /// Makes the groups of a guard. `sequence`: the places of its participants, in hook order.
 using MakesGroups = std::unique_ptr<RankGroups> (*)(
     ControlCommunicator const& control,
-    std::span<std::unique_ptr<Entrant> const> entrants,
+    std::vector<std::unique_ptr<Entrant>> const& entrants,
     std::span<std::size_t const> sequence
 );
 

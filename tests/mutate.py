@@ -2241,7 +2241,7 @@ MUTATIONS = [
     # -- sharded optimizers ---------------------------------------------------------------------------
     Mutation(
         "joined-owners-keep-their-settings", "participant/sharded/optimizer.hpp",
-        "settings_.share(comm_, words(), round, rules_, options_.shared, groups_);", "",
+        "settings_.share(comm_, words(), round, rules_, options_.shared, groups_, always);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "learning rates*",
     ),
     Mutation(

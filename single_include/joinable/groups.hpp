@@ -36,6 +36,7 @@ public:
                 groups->groups_.push_back({&own, groups->numbers_.size(), {}});
             }
             groups->numbers_.push_back(groups->number_of(own));
+            groups->sequence_.push_back(place);
         }
         return groups;
     }
@@ -44,7 +45,7 @@ public:
         return numbers_[position] != 0;
     }
     void check_entry(std::vector<std::unique_ptr<Entrant>> const& entrants, AgreementList& list)
-        const override {
+        override {
         bool const some_step =
             std::any_of(entrants.begin(), entrants.end(), [](auto const& entrant) {
                 return entrant->info.steps;
@@ -62,7 +63,10 @@ public:
                     steps |= other->info.steps;
                 }
             }
-            if (group != 0 && some_step && averages != steps) {
+            // Sharded models average and step by themselves, and list no gradients.
+            bool const needs_step =
+                averages && (!view.averaged.empty() || !view.lists_all_averaged);
+            if (group != 0 && some_step && ((needs_step && !steps) || (steps && !averages))) {
                 throw ContractViolation{concat(
                     "a group without an active rank neither averages nor steps, so its values need participants for "
                     "both over one communicator, but over that of a ",
@@ -74,6 +78,12 @@ public:
         }
         list.begin_section("guards differ: ");
         list.add("groups of the participants (0: of all ranks)", numbers_);
+        for (std::size_t position = 0; position < numbers_.size(); ++position) {
+            if (is_of_group(position)) { // which may differ from that of other ranks
+                AgreementList& of_group = groups_[numbers_[position] - 1].list;
+                entrants[sequence_[position]]->list_at_entry(of_group, position);
+            }
+        }
     }
 
     [[nodiscard]] std::optional<AbortReason>
@@ -120,6 +130,14 @@ public:
                 return refused(
                     std::move(ranks), "its groups have ranks that are not in this guard"
                 );
+            }
+            auto differs = find_disagreement(own, group.list, nullptr);
+            ranks = report.ranks_with(differs.has_value());
+            if (!ranks.empty()) {
+                std::string text =
+                    differs ? std::move(differs->message) : "they differ in another group";
+                text += concat(" (by the numbers in a group of ", ranks_text(ranks), ")");
+                return report.reason(FailureKind::mismatch, std::move(ranks), std::move(text));
             }
         }
         return {};
@@ -190,6 +208,7 @@ private:
         ControlCommunicator* communicator;
         std::size_t position;     ///< of its first participant
         std::vector<int> members; ///< the guard's numbers of its ranks
+        AgreementList list = {};  ///< its participants
         std::size_t rounds = 0;   ///< the following is known for the last of so many
         int active = 0;
         int source = 0; ///< the lowest active rank; if there is none, the lowest last joiner
@@ -271,7 +290,8 @@ private:
         group.contributors = round.is_weighted() && words[0] == 0 ? 0 : words[1];
     }
 
-    std::vector<std::size_t> numbers_; ///< of the groups of all positions
+    std::vector<std::size_t> numbers_;  ///< of the groups of all positions
+    std::vector<std::size_t> sequence_; ///< the places of their participants
     std::vector<Group> groups_;
 };
 

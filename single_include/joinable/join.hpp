@@ -12493,10 +12493,9 @@ public:
 
     [[nodiscard]] virtual bool is_of_group(std::size_t position) const noexcept = 0;
 
-    /// Checks the participants of each group, and lists them.
-    virtual void check_entry(
-        std::vector<std::unique_ptr<Entrant>> const& entrants, AgreementList& list
-    ) const = 0;
+    /// Checks the participants of each group, and lists which are of one. Keeps a list of each group's own.
+    virtual void
+    check_entry(std::vector<std::unique_ptr<Entrant>> const& entrants, AgreementList& list) = 0;
     /// Collective. Returns what all ranks throw unless each one is in one group of each of these participants.
     [[nodiscard]] virtual std::optional<AbortReason>
     exchange(ControlCommunicator& control, TurnOrder const& turns) = 0;
@@ -13020,7 +13019,7 @@ public:
         return groups_ != nullptr && groups_->is_of_group(position) ? nullptr : words_.get();
     }
     /// Null: all participants have the guard's ranks.
-    [[nodiscard]] RankGroups const* groups() const noexcept { return groups_.get(); }
+    [[nodiscard]] RankGroups* groups() const noexcept { return groups_.get(); }
 
     // -- what participants call ------------------------------------------------------------------
 
@@ -14851,6 +14850,11 @@ public:
     virtual void check_guard(GuardView const& view) const = 0;
     /// Adds its keywords and what its agree_on() adds.
     virtual void agree_on(AgreementList& list) const = 0;
+    /// The same in a section of its own. `position`: in hook order.
+    void list_at_entry(AgreementList& list, std::size_t position) const {
+        list.begin_section(concat("guards differ: participant ", position, " (", info.name, "): "));
+        agree_on(list);
+    }
 
     virtual void make_hook() = 0;
     virtual void end_hook() noexcept = 0;
@@ -15058,6 +15062,8 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+class RankGroups;
+
 /// The orders in which hooks run, as places in the list of participants.
 struct HookOrder {
     std::span<std::size_t const> main; ///< also the order in which texts number participants
@@ -15072,9 +15078,13 @@ struct HookOrder {
 void check_entrants(Entrants const& entrants, HookOrder const& order, JoinOptions const& options);
 
 /// Lists the participants in hook order, the order of post hooks, the options, then each
-/// participant.
+/// participant that is not of a group.
 [[nodiscard]] AgreementList entry_list(
-    Entrants const& entrants, HookOrder const& order, JoinOptions const& options, bool can_abort
+    Entrants const& entrants,
+    HookOrder const& order,
+    JoinOptions const& options,
+    bool can_abort,
+    RankGroups const* groups
 );
 
 }}} // namespace joinable::v0::detail
@@ -15192,7 +15202,11 @@ inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_a
 }
 
 JOINABLE_DEFINITION AgreementList entry_list(
-    Entrants const& entrants, HookOrder const& order, JoinOptions const& options, bool can_abort
+    Entrants const& entrants,
+    HookOrder const& order,
+    JoinOptions const& options,
+    bool can_abort,
+    RankGroups const* groups
 ) {
     std::vector<std::string_view> names;
     std::vector<std::size_t> positions(entrants.size());
@@ -15211,10 +15225,9 @@ JOINABLE_DEFINITION AgreementList entry_list(
     list.add("order of post hooks", post);
     agree_on(list, options, can_abort);
     for (std::size_t position = 0; position < names.size(); ++position) {
-        list.begin_section(
-            concat("guards differ: participant ", position, " (", names[position], "): ")
-        );
-        entrants[order.main[position]]->agree_on(list);
+        if (groups == nullptr || !groups->is_of_group(position)) {
+            entrants[order.main[position]]->list_at_entry(list, position);
+        }
     }
     return list;
 }
@@ -15297,6 +15310,10 @@ private:
     JoinOptions options_;
     HookOrder order_;
     Unwinding unwinding_;
+    [[nodiscard]] ControlCommunicator& all_ranks() const {
+        return control_ ? *control_ : entrants_.front()->control();
+    }
+
     std::unique_ptr<ControlCommunicator> control_;
     Entrants entrants_;
     Occupation occupation_;
@@ -15338,7 +15355,7 @@ JOINABLE_DEFINITION Guard::Guard(
       } {
     if (!options_.enable) {
         check_options(options_);
-        local_rounds_.begin(window_at_entry(entrants_), entrants_.front()->control().size());
+        local_rounds_.begin(window_at_entry(entrants_), all_ranks().size());
         attach(local_rounds_);
         return;
     }
@@ -15350,7 +15367,7 @@ JOINABLE_DEFINITION Guard::Guard(
             window.require_continued({.weight = options_.weight_per_input}, 0);
         }
         prepare();
-        entry = entry_list(entrants_, order_, options_, session_.can_abort());
+        entry = entry_list(entrants_, order_, options_, session_.can_abort(), session_.groups());
         if (session_.groups() != nullptr) {
             session_.groups()->check_entry(entrants_, entry);
         }
@@ -15381,7 +15398,7 @@ JOINABLE_DEFINITION JoinResult Guard::finish() {
         JoinResult result;
         result.rounds = result.own_rounds = local_rounds_.count();
         result.unsynced_rounds = local_rounds_.window().rounds;
-        result.authoritative_rank = entrants_.front()->control().rank();
+        result.authoritative_rank = all_ranks().rank();
         result.last_joiners = {result.authoritative_rank};
         return result;
     }
@@ -16915,7 +16932,8 @@ public:
     // -- joined ranks ----------------------------------------------------------------------------
 
     void follow(Round const& round) {
-        if (attached_ != nullptr) {
+        if (attached_ != nullptr &&
+            round.active_count() != 0) { // else only accumulated gradients travel
             attached_->follow(round);
         }
     }

@@ -19,6 +19,11 @@ using joinable::participants;
 constexpr double rate = 0.125;
 constexpr double momentum = 0.75;
 
+/// A schedule. Groups of other lengths are elsewhere in it when the next guard begins.
+[[nodiscard]] double rate_of(int epoch, int i) {
+    return rate / (1 + 2 * epoch + i);
+}
+
 TEST_CASE("a sharded optimizer steps the expert of a group, and rests while no rank of it is active"
 ) {
     run_ranks({4}, [](joinable::ThreadCommunicator& comm) {
@@ -35,7 +40,7 @@ TEST_CASE("a sharded optimizer steps the expert of a group, and rests while no r
                 group, expert, joinable::Sgd{.learning_rate = rate, .momentum = momentum}
             };
             joinable::Step step{comm, [&] { shared[0].value[0] -= rate * shared[0].g(0); }};
-            {
+            for (int epoch = 0; epoch < 2; ++epoch) {
                 joinable::Join guard{
                     participants(of_all, of_group, step, zero), joinable::groups_of(comm)
                 };
@@ -53,24 +58,98 @@ TEST_CASE("a sharded optimizer steps the expert of a group, and rests while no r
                         ready(0);
                     });
                     step.step();
+                    zero.rule().learning_rate = rate_of(epoch, i);
                     zero.step();
                 }
             }
             double value = 2.0;
             double velocity = 0.0;
             int const first = comm.rank() / 2 * 2;
-            for (int i = 0; i < inputs_of(first) || i < inputs_of(first + 1); ++i) {
-                double sum = 0;
-                for (int rank = first; rank < first + 2; ++rank) {
-                    sum += i < inputs_of(rank) ? 1.0 + rank + i : 0.0;
+            for (int epoch = 0; epoch < 2; ++epoch) {
+                for (int i = 0; i < inputs_of(first) || i < inputs_of(first + 1); ++i) {
+                    double sum = 0;
+                    for (int rank = first; rank < first + 2; ++rank) {
+                        sum += i < inputs_of(rank) ? 1.0 + rank + i : 0.0;
+                    }
+                    velocity = momentum * velocity + sum / 2;
+                    value -= rate_of(epoch, i) * velocity;
                 }
-                velocity = momentum * velocity + sum / 2;
-                value -= rate * velocity;
             }
             CAPTURE(seed);
             CHECK(expert[0].value[0] == doctest::Approx(value).epsilon(1e-12));
             CHECK(expert[0].value[2] == doctest::Approx(value).epsilon(1e-12));
         }
+    });
+}
+
+TEST_CASE("ranks of a group step by the settings of its lowest active rank") {
+    run_ranks({4}, [](joinable::ThreadCommunicator& comm) {
+        auto group = comm.split(comm.rank() / 2, comm.rank());
+        auto shared = make_params<double>({1}, 1.0);
+        auto expert = make_params<double>({4, 4}, 2.0);
+        joinable::DistributedDataParallel of_all{comm, shared};
+        joinable::DistributedDataParallel of_group{group, expert};
+        joinable::ZeroRedundancyOptimizer zero{
+            group, expert, joinable::Sgd{.learning_rate = rate, .momentum = momentum}
+        };
+        joinable::Step step{comm, [] {}};
+        joinable::Join guard{participants(of_all, of_group, step, zero), joinable::groups_of(comm)};
+        of_all.forward([] {});
+        of_all.backward([&](auto ready) {
+            add_gradient(shared[0], 1.0);
+            ready(0);
+        });
+        of_group.forward([] {});
+        of_group.backward([&](auto ready) {
+            for (std::size_t p = 0; p < expert.size(); ++p) {
+                add_gradient(expert[p], 1.0);
+                ready(p);
+            }
+        });
+        step.step();
+        zero.rule().learning_rate = 0.5 + comm.rank(); // 0.5 and 1.5, 2.5 and 3.5
+        zero.step();
+        guard.finish();
+        double const expected = 2.0 - (0.5 + comm.rank() / 2 * 2);
+        CHECK(expert[0].value[0] == expected);
+        CHECK(expert[1].value[3] == expected);
+    });
+}
+
+TEST_CASE("a model that deals its state and gradients out may be an expert, and steps by itself") {
+    run_ranks({4}, [](joinable::ThreadCommunicator& comm) {
+        auto group = comm.split(comm.rank() / 2, comm.rank());
+        auto shared = make_params<double>({1}, 1.0);
+        auto expert = make_params<double>({4}, 2.0);
+        joinable::DistributedDataParallel of_all{comm, shared};
+        joinable::ShardedDataParallel of_group{
+            group,
+            expert,
+            joinable::Sgd{.learning_rate = rate},
+            {.sharding = joinable::Sharding::gradients}
+        };
+        joinable::Step step{comm, [] {}};
+        joinable::Join guard{participants(of_all, of_group, step), joinable::groups_of(comm)};
+        for (int i = 0; i < 1 + comm.rank(); ++i) {
+            drop_gradients(shared);
+            drop_gradients(expert);
+            of_all.forward([] {});
+            of_all.backward([&](auto ready) {
+                add_gradient(shared[0], 1.0);
+                ready(0);
+            });
+            of_group.forward([] {});
+            of_group.backward([&](auto ready) {
+                add_gradient(expert[0], 1.0);
+                ready(0);
+            });
+            of_group.step();
+            step.step();
+        }
+        guard.finish();
+        // The second rank of a pair has one batch more, which counts half.
+        double const expected = 2.0 - rate * (1 + comm.rank() / 2 * 2 + 0.5);
+        CHECK(expert[0].value[1] == expected);
     });
 }
 

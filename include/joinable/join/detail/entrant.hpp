@@ -52,6 +52,11 @@ public:
     virtual void check_guard(GuardView const& view) const = 0;
     /// Adds its keywords and what its agree_on() adds.
     virtual void agree_on(AgreementList& list) const = 0;
+    /// The same in a section of its own. `position`: in hook order.
+    void list_at_entry(AgreementList& list, std::size_t position) const {
+        list.begin_section(concat("guards differ: participant ", position, " (", info.name, "): "));
+        agree_on(list);
+    }
 
     virtual void make_hook() = 0;
     virtual void end_hook() noexcept = 0;

@@ -15,6 +15,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+class RankGroups;
+
 /// The orders in which hooks run, as places in the list of participants.
 struct HookOrder {
     std::span<std::size_t const> main; ///< also the order in which texts number participants
@@ -29,9 +31,13 @@ struct HookOrder {
 void check_entrants(Entrants const& entrants, HookOrder const& order, JoinOptions const& options);
 
 /// Lists the participants in hook order, the order of post hooks, the options, then each
-/// participant.
+/// participant that is not of a group.
 [[nodiscard]] AgreementList entry_list(
-    Entrants const& entrants, HookOrder const& order, JoinOptions const& options, bool can_abort
+    Entrants const& entrants,
+    HookOrder const& order,
+    JoinOptions const& options,
+    bool can_abort,
+    RankGroups const* groups
 );
 
 }}} // namespace joinable::v0::detail

@@ -91,6 +91,10 @@ private:
     JoinOptions options_;
     HookOrder order_;
     Unwinding unwinding_;
+    [[nodiscard]] ControlCommunicator& all_ranks() const {
+        return control_ ? *control_ : entrants_.front()->control();
+    }
+
     std::unique_ptr<ControlCommunicator> control_;
     Entrants entrants_;
     Occupation occupation_;

@@ -27,10 +27,9 @@ public:
 
     [[nodiscard]] virtual bool is_of_group(std::size_t position) const noexcept = 0;
 
-    /// Checks the participants of each group, and lists them.
-    virtual void check_entry(
-        std::vector<std::unique_ptr<Entrant>> const& entrants, AgreementList& list
-    ) const = 0;
+    /// Checks the participants of each group, and lists which are of one. Keeps a list of each group's own.
+    virtual void
+    check_entry(std::vector<std::unique_ptr<Entrant>> const& entrants, AgreementList& list) = 0;
     /// Collective. Returns what all ranks throw unless each one is in one group of each of these participants.
     [[nodiscard]] virtual std::optional<AbortReason>
     exchange(ControlCommunicator& control, TurnOrder const& turns) = 0;

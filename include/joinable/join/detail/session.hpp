@@ -77,7 +77,7 @@ public:
         return groups_ != nullptr && groups_->is_of_group(position) ? nullptr : words_.get();
     }
     /// Null: all participants have the guard's ranks.
-    [[nodiscard]] RankGroups const* groups() const noexcept { return groups_.get(); }
+    [[nodiscard]] RankGroups* groups() const noexcept { return groups_.get(); }
 
     // -- what participants call ------------------------------------------------------------------
 

@@ -118,7 +118,8 @@ public:
     // -- joined ranks ----------------------------------------------------------------------------
 
     void follow(Round const& round) {
-        if (attached_ != nullptr) {
+        if (attached_ != nullptr &&
+            round.active_count() != 0) { // else only accumulated gradients travel
             attached_->follow(round);
         }
     }

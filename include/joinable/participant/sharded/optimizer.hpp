@@ -75,7 +75,8 @@ public:
     /// ranks have used, if the rule has agree_on(): a difference is a Mismatch on all ranks, one
     /// round after the step, two with look-ahead, and at the end of the guard with known lengths.
     /// The values of the step are mixed then. They are compared when a guard begins, too; where one ends, ranks that
-    /// joined early take them from the highest that did not. After a guard that failed set them again on all ranks. The
+    /// joined early take them from the highest that did not. After a guard that failed set them again on all ranks. Over a
+    /// group (groups_of()) all its ranks take those of its lowest active rank with each step, and none are compared. The
     /// reference stays valid while the optimizer lives. Local.
     [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
 
@@ -536,7 +537,10 @@ protected:
             detail::check_before_step(groups_[group], rules_[group]);
         }
         state_.reset(); // it is of an earlier step
-        settings_.share(comm_, words(), round, rules_, options_.shared, groups_);
+        // In a guard with groups, ranks of a group do not compare them.
+        bool const always =
+            detail::session_of(join_state_) != nullptr && detail::words_of(join_state_) == nullptr;
+        settings_.share(comm_, words(), round, rules_, options_.shared, groups_, always);
         has_all_ranks_ = round.active_count() == comm_.size();
     }
     /// Where a guard ends: a rank that joined early knows the settings of the last step, not those for the next.

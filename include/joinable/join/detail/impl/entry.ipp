@@ -118,7 +118,11 @@ inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_a
 }
 
 JOINABLE_DEFINITION AgreementList entry_list(
-    Entrants const& entrants, HookOrder const& order, JoinOptions const& options, bool can_abort
+    Entrants const& entrants,
+    HookOrder const& order,
+    JoinOptions const& options,
+    bool can_abort,
+    RankGroups const* groups
 ) {
     std::vector<std::string_view> names;
     std::vector<std::size_t> positions(entrants.size());
@@ -137,10 +141,9 @@ JOINABLE_DEFINITION AgreementList entry_list(
     list.add("order of post hooks", post);
     agree_on(list, options, can_abort);
     for (std::size_t position = 0; position < names.size(); ++position) {
-        list.begin_section(
-            concat("guards differ: participant ", position, " (", names[position], "): ")
-        );
-        entrants[order.main[position]]->agree_on(list);
+        if (groups == nullptr || !groups->is_of_group(position)) {
+            entrants[order.main[position]]->list_at_entry(list, position);
+        }
     }
     return list;
 }

@@ -30,7 +30,7 @@ JOINABLE_DEFINITION Guard::Guard(
       } {
     if (!options_.enable) {
         check_options(options_);
-        local_rounds_.begin(window_at_entry(entrants_), entrants_.front()->control().size());
+        local_rounds_.begin(window_at_entry(entrants_), all_ranks().size());
         attach(local_rounds_);
         return;
     }
@@ -42,7 +42,7 @@ JOINABLE_DEFINITION Guard::Guard(
             window.require_continued({.weight = options_.weight_per_input}, 0);
         }
         prepare();
-        entry = entry_list(entrants_, order_, options_, session_.can_abort());
+        entry = entry_list(entrants_, order_, options_, session_.can_abort(), session_.groups());
         if (session_.groups() != nullptr) {
             session_.groups()->check_entry(entrants_, entry);
         }
@@ -73,7 +73,7 @@ JOINABLE_DEFINITION JoinResult Guard::finish() {
         JoinResult result;
         result.rounds = result.own_rounds = local_rounds_.count();
         result.unsynced_rounds = local_rounds_.window().rounds;
-        result.authoritative_rank = entrants_.front()->control().rank();
+        result.authoritative_rank = all_ranks().rank();
         result.last_joiners = {result.authoritative_rank};
         return result;
     }

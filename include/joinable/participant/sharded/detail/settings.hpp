@@ -42,7 +42,7 @@ public:
         message_.resize(words_of(bytes));
     }
 
-    /// Begins the step of each group. If ranks have joined, they take the settings of the lowest
+    /// Begins the step of each group. If ranks have joined, or `always`, they take the settings of the lowest
     /// active rank by `words`, and step the parameters that it steps. Collective.
     template <class Comm>
     void share(
@@ -51,7 +51,8 @@ public:
         Round const& round,
         std::deque<Rule>& rules,
         std::span<joinable::SharedObject const> shared,
-        std::span<ShardGroup> groups
+        std::span<ShardGroup> groups,
+        bool always
     ) {
         bool const is_source = comm.rank() == round.buffer_source();
         for (ShardGroup& group : groups) {
@@ -60,7 +61,7 @@ public:
                 group.gradients.list(group.parameters);
             }
         }
-        if (round.active_count() != comm.size()) {
+        if (always || round.active_count() != comm.size()) {
             send(words, round.buffer_source(), rules, shared, groups);
         }
     }

@@ -1339,8 +1339,18 @@ MUTATIONS = [
     ),
     Mutation(
         "refresh-sends-no-newly-trained-value", "participant/detail/relisted.hpp",
-        "is_alike && (listed.requires_grad || !now[i].requires_grad());", "is_alike;",
+        "is_alike && is_there && (listed.requires_grad || !now[i].requires_grad());", "is_alike && is_there;",
         "participant/refresh.test.cpp", "values of newly trained*",
+    ),
+    Mutation(
+        "layers-of-one-name-are-one-layer", "participant/detail/relisted.hpp",
+        "is_alike && is_there && (", "is_alike && (",
+        "participant/refresh.test.cpp", "a layer that replaces one*",
+    ),
+    Mutation(
+        "refresh-looks-where-values-were-given", "participant/sharded/optimizer.hpp",
+        "static_cast<void>(given_[k].listed.emplace(group.parameters, true));", ";",
+        "participant/refresh_sharded.test.cpp", "state follows parameters without names*",
     ),
     Mutation(
         "ranks-refresh-from-different-lists", "participant/refresh.hpp",
@@ -1374,7 +1384,7 @@ MUTATIONS = [
     ),
     Mutation(
         "masters-are-rounded-by-refresh", "participant/sharded/optimizer.hpp",
-        "return !relisted[k].was_trained(i);", "return true;",
+        "return !relisted[k].was_trained(i) || !relisted[k].is_equal(i);", "return true;",
         "participant/refresh_sharded.test.cpp", "masters of 16 bits*",
     ),
     Mutation(
@@ -2239,6 +2249,16 @@ MUTATIONS = [
         "communicator/shared_memory/thread.test.cpp", "a collective beside a guard*",
     ),
     # -- sharded optimizers ---------------------------------------------------------------------------
+    Mutation(
+        "ranks-of-a-group-step-by-their-own-settings", "participant/sharded/detail/settings.hpp",
+        "if (always || round", "if (round",
+        "participant/sharded_groups.test.cpp", "ranks of a group step by*",
+    ),
+    Mutation(
+        "groups-compare-what-other-groups-have", "join/detail/impl/entry.ipp",
+        "if (groups == nullptr || !groups->is_of_group(position)) {", "if (true) {",
+        "participant/sharded_groups.test.cpp", "a sharded optimizer steps the expert*",
+    ),
     Mutation(
         "joined-owners-keep-their-settings", "participant/sharded/optimizer.hpp",
         "settings_.share(comm_, words(), round, rules_, options_.shared, groups_, always);", "",

@@ -5,7 +5,6 @@
 // single_include/amalgamate.py: change the headers there, not this file.
 
 #include <cstddef>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -28,13 +27,16 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <class Reduction>
 class KeptState {
 public:
-    explicit KeptState(Reduction& reduction) {
+    KeptState(Reduction& reduction, Device& device) : device_{&device} {
         if constexpr (saves_state<Reduction>) {
             ReductionState state;
             reduction.save(state);
             for (ReductionTensor const& tensor : state.tensors) {
-                std::byte const* const begin = tensor.data;
-                tensors_.push_back({tensor, {begin, begin + bytes_of(tensor)}});
+                Arena elements = device.allocate_staging(bytes_of(tensor));
+                if (elements.bytes() != 0) {
+                    device.download(tensor.data, elements.data(), bytes_of(tensor));
+                }
+                tensors_.push_back({tensor, std::move(elements)});
             }
         }
     }
@@ -51,15 +53,19 @@ public:
                 if (bytes_of(tensor) == 0) {
                     continue;
                 }
-                std::memset(tensor.data, 0, bytes_of(tensor));
+                Arena const whole = device_->allocate_staging(bytes_of(tensor)); // zeros
                 for (Kept& kept : tensors_) {
                     if (former == kept.tensor.parameter && tensor.name == kept.tensor.name &&
                         tensor.dtype == kept.tensor.dtype &&
                         tensor.extents == kept.tensor.extents) {
-                        kept.tensor.data = kept.elements.data();
-                        copy(view_of(kept.tensor), view_of(tensor));
+                        copy(
+                            view_of(kept.tensor, kept.elements.data()),
+                            view_of(tensor, whole.data())
+                        );
                     }
                 }
+                device_->upload(whole.data(), tensor.data, bytes_of(tensor));
+                device_->download(tensor.data, whole.data(), bytes_of(tensor)); // it ends here
             }
             reduction.load(state);
         }
@@ -68,16 +74,17 @@ public:
 private:
     struct Kept {
         ReductionTensor tensor; ///< its address is that of before
-        std::vector<std::byte> elements;
+        Arena elements;         ///< on the host
     };
 
     static std::size_t bytes_of(ReductionTensor const& tensor) noexcept {
         return numel(tensor.extents) * size_of(tensor.dtype);
     }
-    static AnyView view_of(ReductionTensor const& tensor) {
-        return {tensor.data, tensor.dtype, tensor.extents, tensor.strides};
+    static AnyView view_of(ReductionTensor const& tensor, std::byte* elements) {
+        return {elements, tensor.dtype, tensor.extents, tensor.strides};
     }
 
+    Device* device_;
     std::vector<Kept> tensors_;
 };
 
@@ -101,7 +108,8 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return was_.size(); }
     /// The index of parameter `i` in the list before, if it is there.
     [[nodiscard]] std::optional<std::size_t> was(std::size_t i) const { return was_[i]; }
-    /// Whether ranks have the same value of it, because they have trained it, or it was sent and is frozen still.
+    /// Whether ranks have the same value of it, because it lies where they have trained it, or was sent and is frozen
+    /// still. One of the same name that lies elsewhere may be another layer.
     [[nodiscard]] bool is_equal(std::size_t i) const { return is_equal_[i]; }
 
     /// Whether it was trained before, with the same dtype and extents: then state of it may be moved.
@@ -154,8 +162,10 @@ inline Relisted::Relisted(ListedModel const& before, ParameterList const& now, b
             ParameterState const& listed = before.listed()[*was_[i]];
             bool const is_alike =
                 listed.dtype == value.dtype() && listed.extents == value.extents();
+            bool const is_there = same_objects || value.data() == identities[*was_[i]].value;
             was_trained_[i] = is_alike && listed.requires_grad;
-            is_equal_[i] = is_alike && (listed.requires_grad || !now[i].requires_grad());
+            is_equal_[i] =
+                is_alike && is_there && (listed.requires_grad || !now[i].requires_grad());
         }
     }
 }
@@ -243,7 +253,7 @@ struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
                 relisted.agree_on(compared, list);
                 model.module_->take_over(*former.module, compared);
                 model.former_.reserve(model.former_.size() + 1);
-                kept.emplace(reducer.reduction());
+                kept.emplace(reducer.reduction(), device_of(model.comm_));
             },
             [&](std::size_t i) {
                 return i == relisted.size() ? !how.sends_buffers : relisted.is_equal(i);

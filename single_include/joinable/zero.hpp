@@ -2408,6 +2408,12 @@ JOINABLE_DEFINITION void OptimizerShard::pack_gradient(
     AnyView const value = parameters[piece.parameter].value();
     AnyView const gradient = parameters[piece.parameter].grad();
     AnyView const place = place_of(value, bucket + piece.offset * element());
+    if (!gradient && parameters[piece.parameter].sparse_grad().values.numel() != 0) {
+        throw ContractViolation{detail::concat(
+            detail::describe_parameter(parameters, piece.parameter),
+            " has a sparse gradient, but averages that go to an owner are dense; give it dense gradients"
+        )};
+    }
     if (!gradient || factor == 0.0) {
         device_->fill_zero(place);
     } else {
@@ -2711,7 +2717,8 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return was_.size(); }
     /// The index of parameter `i` in the list before, if it is there.
     [[nodiscard]] std::optional<std::size_t> was(std::size_t i) const { return was_[i]; }
-    /// Whether ranks have the same value of it, because they have trained it, or it was sent and is frozen still.
+    /// Whether ranks have the same value of it, because it lies where they have trained it, or was sent and is frozen
+    /// still. One of the same name that lies elsewhere may be another layer.
     [[nodiscard]] bool is_equal(std::size_t i) const { return is_equal_[i]; }
 
     /// Whether it was trained before, with the same dtype and extents: then state of it may be moved.
@@ -2764,8 +2771,10 @@ inline Relisted::Relisted(ListedModel const& before, ParameterList const& now, b
             ParameterState const& listed = before.listed()[*was_[i]];
             bool const is_alike =
                 listed.dtype == value.dtype() && listed.extents == value.extents();
+            bool const is_there = same_objects || value.data() == identities[*was_[i]].value;
             was_trained_[i] = is_alike && listed.requires_grad;
-            is_equal_[i] = is_alike && (listed.requires_grad || !now[i].requires_grad());
+            is_equal_[i] =
+                is_alike && is_there && (listed.requires_grad || !now[i].requires_grad());
         }
     }
 }
@@ -5599,7 +5608,8 @@ public:
         for (joinable::SharedObject const& object : shared) {
             bytes += object.bytes();
         }
-        message_.resize(words_of(bytes));
+        message_.resize((std::max)(message_.size(), words_of(bytes))
+        ); // a refused group may need less
     }
 
     /// Begins the step of each group. If ranks have joined, or `always`, they take the settings of the lowest
@@ -6167,7 +6177,7 @@ protected:
             compare(compared);
             plan(group, rule, choices, loads, compared);
             kept = make_store(group);
-            given_.push_back({choices, {group.parameters, true}});
+            given_.push_back({choices, detail::ListedModel{group.parameters, true}});
             also(group);
             start.emplace(
                 detail::values_of(group.parameters),
@@ -6188,6 +6198,9 @@ protected:
         auto const finish = [&] {
             if (group.values) {
                 group.values->take(group.shards, scratch_[0]);
+                static_cast<void>( // they lie elsewhere now
+                    given_.back().listed.emplace(group.parameters, true)
+                );
             }
             for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
@@ -6240,7 +6253,8 @@ protected:
         Compare const& compare,
         F const& also
     ) {
-        consolidate(0); // each rank gets what it owns from there
+        fail_together("refresh()", compare); // before anything is gathered
+        consolidate(0);                      // each rank gets what it owns from there
         bool has_begun = false;
         std::vector<Group> before;
         std::vector<Given> given;
@@ -6254,9 +6268,7 @@ protected:
             fail_together(compared, [&] {
                 compare(compared);
                 has_begun = true;
-                std::swap(groups_, before);
-                std::swap(given_, given);
-                std::swap(loads_, loads);
+                exchange_groups(before, given, loads);
                 if (!lists.empty() && lists.size() != before.size()) {
                     throw ContractViolation{detail::concat(
                         "refresh() was given ",
@@ -6275,10 +6287,10 @@ protected:
                     std::vector<std::size_t> next;
                     plan(group, rules_[k], given[k].choices, next, compared);
                     loads_ = std::move(next);
-                    relisted.emplace_back(given[k].listed, list, lists.empty());
+                    relisted.emplace_back(*given[k].listed, list, lists.empty());
                     relisted.back().agree_on(compared, list);
                     kept.push_back(make_store(group));
-                    given_.push_back({given[k].choices, {list, true}});
+                    given_.push_back({given[k].choices, detail::ListedModel{list, true}});
                     append(all, list);
                     for (std::size_t i = 0; i < list.size(); ++i) {
                         if (!relisted[k].is_equal(i)) {
@@ -6302,24 +6314,24 @@ protected:
             deal_again(before, relisted);
         } catch (...) {
             if (has_begun) {
-                std::swap(groups_, before);
-                std::swap(given_, given);
-                std::swap(loads_, loads);
+                exchange_groups(before, given, loads);
             }
+            state_.reset();
             throw;
         }
         broadcast->run(comm_, 0);
         auto const finish = [&] {
-            for (Group const& group : groups_) {
-                if (group.values) {
+            for (std::size_t k = 0; k < groups_.size(); ++k) {
+                if (Group const& group = groups_[k]; group.values) {
                     group.values->take(group.shards, scratch_[0]);
+                    static_cast<void>(given_[k].listed.emplace(group.parameters, true));
                 }
             }
             std::size_t k = 0;
             for (Group const& group : groups_) {
                 for (detail::OptimizerShard const& shard : group.shards) {
                     shard.load_masters(group.parameters, scratch_[0], [&](std::size_t i) {
-                        return !relisted[k].was_trained(i);
+                        return !relisted[k].was_trained(i) || !relisted[k].is_equal(i);
                     });
                 }
                 ++k;
@@ -6335,6 +6347,7 @@ protected:
                     one.values->leave();
                 }
             }
+            exchange_groups(before, given, loads);
             throw;
         }
         for (std::size_t k = 0; k < groups_.size(); ++k) {
@@ -6386,12 +6399,13 @@ protected:
     void finish_stepped() {
         step_and_exchange([](std::size_t, detail::OptimizerShard const&) {});
     }
-    /// Steps what this rank owns of a shard of group `k` whose gradients are reduced. Local.
-    void step_shard(std::size_t k, detail::OptimizerShard const& shard)
-        requires(!detail::steps_all_at_once<Rule>)
-    {
-        Group& group = groups_[k];
-        if constexpr (LocalOptimizer<Rule>) {
+    /// Steps what this rank owns of a shard of group `k` whose gradients are reduced, unless the rule steps all at once.
+    /// Local. No requires-clause says so, because nvcc 13 then refuses it to derived classes.
+    void step_shard(std::size_t k, [[maybe_unused]] detail::OptimizerShard const& shard) {
+        [[maybe_unused]] Group& group = groups_[k];
+        if constexpr (detail::steps_all_at_once<Rule>) {
+            return;
+        } else if constexpr (LocalOptimizer<Rule>) {
             shard.step_whole(
                 group.parameters, group.gradients, rules_[k], group.steps, group.first
             );
@@ -6446,9 +6460,17 @@ private:
     /// How a group was given.
     struct Given {
         detail::ShardChoices choices;
-        detail::ListedModel listed;
+        std::optional<detail::ListedModel> listed;
     };
 
+    /// Makes these the groups, and the present ones these.
+    void exchange_groups(
+        std::vector<Group>& groups, std::vector<Given>& given, std::vector<std::size_t>& loads
+    ) noexcept {
+        std::swap(groups_, groups);
+        std::swap(given_, given);
+        std::swap(loads_, loads);
+    }
     /// Forgets a group that was not added.
     void forget_given() noexcept {
         while (given_.size() > groups_.size()) {
@@ -7187,11 +7209,9 @@ private:
         detail::StepShard step;
         std::function<void(Round const&)> begin;
         if (steps_in_backward_) {
-            if constexpr (!detail::steps_all_at_once<Rule>) { // else it was refused
-                step = [this](std::size_t k, detail::OptimizerShard const& s) {
-                    this->step_shard(k, s);
-                };
-            }
+            step = [this](std::size_t k, detail::OptimizerShard const& s) {
+                this->step_shard(k, s);
+            };
             begin = [this](Round const& round) { this->begin_step(round); };
         }
         auto gradients = std::make_unique<detail::GradientsForOwners>(

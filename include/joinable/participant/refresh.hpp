@@ -87,7 +87,7 @@ struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
                 relisted.agree_on(compared, list);
                 model.module_->take_over(*former.module, compared);
                 model.former_.reserve(model.former_.size() + 1);
-                kept.emplace(reducer.reduction());
+                kept.emplace(reducer.reduction(), device_of(model.comm_));
             },
             [&](std::size_t i) {
                 return i == relisted.size() ? !how.sends_buffers : relisted.is_equal(i);

@@ -341,6 +341,32 @@ TEST_CASE("a parameter is known by its name, and without one by where its value 
     });
 }
 
+TEST_CASE("a layer that replaces one of the same name takes rank 0's values") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        for (bool const is_trained : {true, false}) {
+            std::deque<Param<double>> params;
+            std::vector<std::vector<Param<double>*>> lists;
+            for (int k = 0; k < 2; ++k) {
+                lists.emplace_back();
+                for (char const* const name : {"body", "head"}) {
+                    bool const is_new = k == 1 && name[0] == 'h';
+                    if (k == 0 || is_new) {
+                        params.emplace_back(2, 1.0 + comm.rank() + k);
+                        params.back().name = name;
+                        params.back().requires_grad = is_trained || name[0] == 'b';
+                    }
+                    lists.back().push_back(k == 0 || is_new ? &params.back() : lists[0][0]);
+                }
+            }
+            DistributedDataParallel ddp{comm, lists[0]};
+            params[0].value[0] = 10.0 + comm.rank(); // was trained: it is not sent
+            ddp.refresh(lists[1]);
+            CHECK(params[0].value[0] == 10.0 + comm.rank());
+            CHECK(params[2].value[0] == 2.0);
+        }
+    });
+}
+
 TEST_CASE("a frozen gradient stays readable in its bucket until it is trained again") {
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
         RankModel model{comm.rank()};

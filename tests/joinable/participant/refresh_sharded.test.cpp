@@ -399,6 +399,34 @@ TEST_CASE("values that lie in buckets move to the new ones, and stay where they 
     });
 }
 
+TEST_CASE("state follows parameters without names whose values lie in buckets") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        std::vector<StridedParam> engine;
+        for (int i = 0; i < 3; ++i) {
+            engine.push_back({{{DType::f64, {5}, {1}}, {DType::f64, {5}, {1}}, {}}});
+            write(engine.back().value.view(), joinable_tests::Numbers(5, 1.0));
+            engine.back().need_grad();
+            write(engine.back().grad, joinable_tests::Numbers(5, 1.0));
+        }
+        std::vector<GatheredParam> params = gathered(std::move(engine));
+        ZeroRedundancyOptimizer zero{
+            comm,
+            params,
+            Sgd{.learning_rate = 0.25, .momentum = 0.5},
+            {.reduces_gradients = true, .parameters_as_bucket_view = true}
+        };
+        double value = 1.0;
+        double velocity = 0.0;
+        for (int round = 0; round < 4; ++round) {
+            velocity = 0.5 * velocity + 1.0;
+            value -= 0.25 * velocity;
+            zero.step();
+            zero.refresh(params); // at another address than when they were given
+            CHECK(params[2].value.as<double>()(4) == value);
+        }
+    });
+}
+
 TEST_CASE("groups are refreshed with their settings, from one list each") {
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
         RankModel model{comm.rank(), comm.size()};

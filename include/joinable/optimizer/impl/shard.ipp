@@ -62,6 +62,12 @@ JOINABLE_DEFINITION void OptimizerShard::pack_gradient(
     AnyView const value = parameters[piece.parameter].value();
     AnyView const gradient = parameters[piece.parameter].grad();
     AnyView const place = place_of(value, bucket + piece.offset * element());
+    if (!gradient && parameters[piece.parameter].sparse_grad().values.numel() != 0) {
+        throw ContractViolation{detail::concat(
+            detail::describe_parameter(parameters, piece.parameter),
+            " has a sparse gradient, but averages that go to an owner are dense; give it dense gradients"
+        )};
+    }
     if (!gradient || factor == 0.0) {
         device_->fill_zero(place);
     } else {

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 #include <optional>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <joinable/bucket/bucket_reduction.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/device/copy.hpp>
+#include <joinable/device/device.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/shape.hpp>
@@ -19,13 +20,16 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <class Reduction>
 class KeptState {
 public:
-    explicit KeptState(Reduction& reduction) {
+    KeptState(Reduction& reduction, Device& device) : device_{&device} {
         if constexpr (saves_state<Reduction>) {
             ReductionState state;
             reduction.save(state);
             for (ReductionTensor const& tensor : state.tensors) {
-                std::byte const* const begin = tensor.data;
-                tensors_.push_back({tensor, {begin, begin + bytes_of(tensor)}});
+                Arena elements = device.allocate_staging(bytes_of(tensor));
+                if (elements.bytes() != 0) {
+                    device.download(tensor.data, elements.data(), bytes_of(tensor));
+                }
+                tensors_.push_back({tensor, std::move(elements)});
             }
         }
     }
@@ -42,15 +46,19 @@ public:
                 if (bytes_of(tensor) == 0) {
                     continue;
                 }
-                std::memset(tensor.data, 0, bytes_of(tensor));
+                Arena const whole = device_->allocate_staging(bytes_of(tensor)); // zeros
                 for (Kept& kept : tensors_) {
                     if (former == kept.tensor.parameter && tensor.name == kept.tensor.name &&
                         tensor.dtype == kept.tensor.dtype &&
                         tensor.extents == kept.tensor.extents) {
-                        kept.tensor.data = kept.elements.data();
-                        copy(view_of(kept.tensor), view_of(tensor));
+                        copy(
+                            view_of(kept.tensor, kept.elements.data()),
+                            view_of(tensor, whole.data())
+                        );
                     }
                 }
+                device_->upload(whole.data(), tensor.data, bytes_of(tensor));
+                device_->download(tensor.data, whole.data(), bytes_of(tensor)); // it ends here
             }
             reduction.load(state);
         }
@@ -59,16 +67,17 @@ public:
 private:
     struct Kept {
         ReductionTensor tensor; ///< its address is that of before
-        std::vector<std::byte> elements;
+        Arena elements;         ///< on the host
     };
 
     static std::size_t bytes_of(ReductionTensor const& tensor) noexcept {
         return numel(tensor.extents) * size_of(tensor.dtype);
     }
-    static AnyView view_of(ReductionTensor const& tensor) {
-        return {tensor.data, tensor.dtype, tensor.extents, tensor.strides};
+    static AnyView view_of(ReductionTensor const& tensor, std::byte* elements) {
+        return {elements, tensor.dtype, tensor.extents, tensor.strides};
     }
 
+    Device* device_;
     std::vector<Kept> tensors_;
 };
 

@@ -30,7 +30,8 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return was_.size(); }
     /// The index of parameter `i` in the list before, if it is there.
     [[nodiscard]] std::optional<std::size_t> was(std::size_t i) const { return was_[i]; }
-    /// Whether ranks have the same value of it, because they have trained it, or it was sent and is frozen still.
+    /// Whether ranks have the same value of it, because it lies where they have trained it, or was sent and is frozen
+    /// still. One of the same name that lies elsewhere may be another layer.
     [[nodiscard]] bool is_equal(std::size_t i) const { return is_equal_[i]; }
 
     /// Whether it was trained before, with the same dtype and extents: then state of it may be moved.
@@ -83,8 +84,10 @@ inline Relisted::Relisted(ListedModel const& before, ParameterList const& now, b
             ParameterState const& listed = before.listed()[*was_[i]];
             bool const is_alike =
                 listed.dtype == value.dtype() && listed.extents == value.extents();
+            bool const is_there = same_objects || value.data() == identities[*was_[i]].value;
             was_trained_[i] = is_alike && listed.requires_grad;
-            is_equal_[i] = is_alike && (listed.requires_grad || !now[i].requires_grad());
+            is_equal_[i] =
+                is_alike && is_there && (listed.requires_grad || !now[i].requires_grad());
         }
     }
 }

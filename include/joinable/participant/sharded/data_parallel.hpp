@@ -465,11 +465,9 @@ private:
         detail::StepShard step;
         std::function<void(Round const&)> begin;
         if (steps_in_backward_) {
-            if constexpr (!detail::steps_all_at_once<Rule>) { // else it was refused
-                step = [this](std::size_t k, detail::OptimizerShard const& s) {
-                    this->step_shard(k, s);
-                };
-            }
+            step = [this](std::size_t k, detail::OptimizerShard const& s) {
+                this->step_shard(k, s);
+            };
             begin = [this](Round const& round) { this->begin_step(round); };
         }
         auto gradients = std::make_unique<detail::GradientsForOwners>(

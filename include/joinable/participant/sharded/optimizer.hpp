@@ -346,7 +346,7 @@ protected:
             compare(compared);
             plan(group, rule, choices, loads, compared);
             kept = make_store(group);
-            given_.push_back({choices, {group.parameters, true}});
+            given_.push_back({choices, detail::ListedModel{group.parameters, true}});
             also(group);
             start.emplace(
                 detail::values_of(group.parameters),
@@ -367,6 +367,9 @@ protected:
         auto const finish = [&] {
             if (group.values) {
                 group.values->take(group.shards, scratch_[0]);
+                static_cast<void>( // they lie elsewhere now
+                    given_.back().listed.emplace(group.parameters, true)
+                );
             }
             for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
@@ -419,7 +422,8 @@ protected:
         Compare const& compare,
         F const& also
     ) {
-        consolidate(0); // each rank gets what it owns from there
+        fail_together("refresh()", compare); // before anything is gathered
+        consolidate(0);                      // each rank gets what it owns from there
         bool has_begun = false;
         std::vector<Group> before;
         std::vector<Given> given;
@@ -433,9 +437,7 @@ protected:
             fail_together(compared, [&] {
                 compare(compared);
                 has_begun = true;
-                std::swap(groups_, before);
-                std::swap(given_, given);
-                std::swap(loads_, loads);
+                exchange_groups(before, given, loads);
                 if (!lists.empty() && lists.size() != before.size()) {
                     throw ContractViolation{detail::concat(
                         "refresh() was given ",
@@ -454,10 +456,10 @@ protected:
                     std::vector<std::size_t> next;
                     plan(group, rules_[k], given[k].choices, next, compared);
                     loads_ = std::move(next);
-                    relisted.emplace_back(given[k].listed, list, lists.empty());
+                    relisted.emplace_back(*given[k].listed, list, lists.empty());
                     relisted.back().agree_on(compared, list);
                     kept.push_back(make_store(group));
-                    given_.push_back({given[k].choices, {list, true}});
+                    given_.push_back({given[k].choices, detail::ListedModel{list, true}});
                     append(all, list);
                     for (std::size_t i = 0; i < list.size(); ++i) {
                         if (!relisted[k].is_equal(i)) {
@@ -481,24 +483,24 @@ protected:
             deal_again(before, relisted);
         } catch (...) {
             if (has_begun) {
-                std::swap(groups_, before);
-                std::swap(given_, given);
-                std::swap(loads_, loads);
+                exchange_groups(before, given, loads);
             }
+            state_.reset();
             throw;
         }
         broadcast->run(comm_, 0);
         auto const finish = [&] {
-            for (Group const& group : groups_) {
-                if (group.values) {
+            for (std::size_t k = 0; k < groups_.size(); ++k) {
+                if (Group const& group = groups_[k]; group.values) {
                     group.values->take(group.shards, scratch_[0]);
+                    static_cast<void>(given_[k].listed.emplace(group.parameters, true));
                 }
             }
             std::size_t k = 0;
             for (Group const& group : groups_) {
                 for (detail::OptimizerShard const& shard : group.shards) {
                     shard.load_masters(group.parameters, scratch_[0], [&](std::size_t i) {
-                        return !relisted[k].was_trained(i);
+                        return !relisted[k].was_trained(i) || !relisted[k].is_equal(i);
                     });
                 }
                 ++k;
@@ -514,6 +516,7 @@ protected:
                     one.values->leave();
                 }
             }
+            exchange_groups(before, given, loads);
             throw;
         }
         for (std::size_t k = 0; k < groups_.size(); ++k) {
@@ -565,12 +568,13 @@ protected:
     void finish_stepped() {
         step_and_exchange([](std::size_t, detail::OptimizerShard const&) {});
     }
-    /// Steps what this rank owns of a shard of group `k` whose gradients are reduced. Local.
-    void step_shard(std::size_t k, detail::OptimizerShard const& shard)
-        requires(!detail::steps_all_at_once<Rule>)
-    {
-        Group& group = groups_[k];
-        if constexpr (LocalOptimizer<Rule>) {
+    /// Steps what this rank owns of a shard of group `k` whose gradients are reduced, unless the rule steps all at once.
+    /// Local. No requires-clause says so, because nvcc 13 then refuses it to derived classes.
+    void step_shard(std::size_t k, [[maybe_unused]] detail::OptimizerShard const& shard) {
+        [[maybe_unused]] Group& group = groups_[k];
+        if constexpr (detail::steps_all_at_once<Rule>) {
+            return;
+        } else if constexpr (LocalOptimizer<Rule>) {
             shard.step_whole(
                 group.parameters, group.gradients, rules_[k], group.steps, group.first
             );
@@ -625,9 +629,17 @@ private:
     /// How a group was given.
     struct Given {
         detail::ShardChoices choices;
-        detail::ListedModel listed;
+        std::optional<detail::ListedModel> listed;
     };
 
+    /// Makes these the groups, and the present ones these.
+    void exchange_groups(
+        std::vector<Group>& groups, std::vector<Given>& given, std::vector<std::size_t>& loads
+    ) noexcept {
+        std::swap(groups_, groups);
+        std::swap(given_, given);
+        std::swap(loads_, loads);
+    }
     /// Forgets a group that was not added.
     void forget_given() noexcept {
         while (given_.size() > groups_.size()) {

@@ -22,6 +22,7 @@
 
 #include <joinable/cuda.hpp>
 #include <joinable/join.hpp>
+#include <joinable/refresh.hpp>
 
 namespace {
 
@@ -61,23 +62,29 @@ Numbers gradient_in(std::size_t parameter, std::size_t count, int rank, std::siz
 /// The gradients of all rounds, on a rank.
 using History = std::vector<std::vector<Numbers>>;
 
-/// Trains rounds of a guard: backward(round, ready) is a pass, gradients() reads what ranks got.
+/// Trains rounds of two guards: backward(round, ready) is a pass, gradients() reads what ranks got. Between them the model
+/// is listed again.
 template <class Ddp, class Control, class Backward, class Read>
 History train(Ddp& ddp, Control& control, Backward const& backward, Read const& gradients) {
     History history;
-    joinable::Join guard{joinable::participants(ddp), joinable::control(control)};
-    for (std::size_t round = 0; round < inputs_of(control.rank()); ++round) {
-        ddp.forward([] {});
-        ddp.backward([&](auto ready) { backward(round, ready); });
-        history.push_back(gradients());
-        if (round == 1) {
-            if constexpr (requires { ddp.reduction().scale_residuals(0.5); }) {
-                ddp.reduction().scale_residuals(0.5);
+    for (int epoch = 0; epoch < 2; ++epoch) {
+        joinable::Join guard{joinable::participants(ddp), joinable::control(control)};
+        for (std::size_t round = 0; round < inputs_of(control.rank()); ++round) {
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) { backward(round, ready); });
+            history.push_back(gradients());
+            if (round == 1) {
+                if constexpr (requires { ddp.reduction().scale_residuals(0.5); }) {
+                    ddp.reduction().scale_residuals(0.5);
+                }
             }
         }
+        guard.finish();
+        history.push_back(gradients()); // those of the last shadowed round
+        if (epoch == 0) {
+            ddp.refresh(); // what the reduction keeps stays
+        }
     }
-    guard.finish();
-    history.push_back(gradients()); // those of the last shadowed round
     return history;
 }
 joinable::DataParallelOptions options() {
@@ -143,8 +150,8 @@ History train_on_device(ThreadCommunicator& host, DType dtype, Reduction reducti
         ddp,
         host,
         [&](std::size_t round, auto ready) {
-            if (host.size() == 1 && round == 1) { // the buckets have been cut anew
-                allocated = fake::live_allocations();
+            if (host.size() == 1) { // the buckets are cut anew after the first round
+                allocated = round == 1 ? fake::live_allocations() : round == 0 ? 0 : allocated;
             }
             model.pass(host.rank(), round, ready);
         },

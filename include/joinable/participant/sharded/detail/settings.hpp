@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -39,7 +40,8 @@ public:
         for (joinable::SharedObject const& object : shared) {
             bytes += object.bytes();
         }
-        message_.resize(words_of(bytes));
+        message_.resize((std::max)(message_.size(), words_of(bytes))
+        ); // a refused group may need less
     }
 
     /// Begins the step of each group. If ranks have joined, or `always`, they take the settings of the lowest

@@ -2255,6 +2255,16 @@ MUTATIONS = [
         "participant/sharded_groups.test.cpp", "ranks of a group step by*",
     ),
     Mutation(
+        "failures-in-groups-name-ranks-by-the-groups-numbers", "join/detail/guard_outcome.hpp",
+        "if (!is_ours && groups_ != nullptr && !control().is_aborted()) {", "if (false) {",
+        "participant/groups.test.cpp", "ranks that the failure of a group names*",
+    ),
+    Mutation(
+        "gradients-stay-behind-when-a-module-is-converted", "interop/torch.hpp",
+        "            gradient = gradient.to(tensor.device(), tensor.scalar_type());\n", "",
+        "interop/torch_refresh.test.cpp", "a module that was trained is converted*",
+    ),
+    Mutation(
         "groups-compare-what-other-groups-have", "join/detail/impl/entry.ipp",
         "if (groups == nullptr || !groups->is_of_group(position)) {", "if (true) {",
         "participant/sharded_groups.test.cpp", "a sharded optimizer steps the expert*",

@@ -12510,6 +12510,8 @@ public:
 
     /// Whether ranks in a reason that this rank has caught may be those of the guard.
     virtual bool may_name(ControlCommunicator& comm, AbortReason const& reason) const = 0;
+    /// The reason by the guard's numbers, if it can be that of one group alone.
+    [[nodiscard]] virtual std::optional<AbortReason> in_guard(AbortReason reason) const = 0;
     /// The reason for the ranks of a communicator, by their numbers there; `reason` has those of the guard.
     virtual AbortReason reason_for(ControlCommunicator const& comm, AbortReason reason) const = 0;
 };
@@ -12628,6 +12630,11 @@ private:
                 return communicator->may_have_thrown(reason) &&
                        (groups_ == nullptr || groups_->may_name(*communicator, reason));
             });
+        if (!is_ours && groups_ != nullptr && !control().is_aborted()) {
+            if (auto renamed = groups_->in_guard(reason)) {
+                return *std::move(renamed);
+            }
+        }
         return is_ours ? reason : failure_in_group(std::move(reason));
     }
     /// Whether these are ranks of a larger communicator than the guard's.
@@ -16404,7 +16411,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 void agree_on(AgreementList& list, DataParallelOptions const& options);
 /// Lists JOINABLE_CHECK and turns on what it asks for; `has_replicas` is false where ranks' values may differ.
 /// @throws ContractViolation  the variable has an unknown word.
-void add_requested_checks(AgreementList& list, DataParallelOptions& options, bool has_replicas);
+void add_requested_checks(
+    AgreementList& list, DataParallelOptions& options, bool has_replicas, Device const& device
+);
 
 /// Lists each parameter with its name, dtype, extents, strides and requires_grad. Returns the
 /// counts as a text.
@@ -16603,11 +16612,12 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("sparse_as_dense", options.sparse_as_dense);
 }
 
-JOINABLE_DEFINITION void
-add_requested_checks(AgreementList& list, DataParallelOptions& options, bool has_replicas) {
+JOINABLE_DEFINITION void add_requested_checks(
+    AgreementList& list, DataParallelOptions& options, bool has_replicas, Device const& device
+) {
     RequestedChecks const requested = RequestedChecks::read();
     list.add("JOINABLE_CHECK", requested.text);
-    options.verify_ready = options.verify_ready || requested.ready;
+    options.verify_ready = options.verify_ready || (requested.ready && is_on_host(device));
     if (requested.replicas && has_replicas && options.verify_replicas == 0) {
         options.verify_replicas = 1;
     }
@@ -18422,7 +18432,9 @@ private:
                                     ? again.reduction
                                     : std::make_shared<Reduction>(std::move(*reduction));
             compared.begin_section("options differ: ");
-            detail::add_requested_checks(compared, options, !leaves_gradients_local());
+            detail::add_requested_checks(
+                compared, options, !leaves_gradients_local(), detail::device_of(comm)
+            );
             detail::agree_on(compared, options);
             detail::agree_on_reduction(compared, *shared);
             std::string model = detail::agree_on_model(compared, list, buffers);
@@ -20973,7 +20985,7 @@ public:
     [[nodiscard]] bool is_renumbered() const { return own_rank_of(*this).is_renumbered(); }
 
     /// Local. The first reason wins, as the class says; every wait that can no longer complete throws it.
-    /// @throws ContractViolation  a process that the rank has forked calls this.
+    /// @throws ContractViolation  a process that the rank has forked calls this; with NCCL its copy ends instead.
     void abort(AbortReason const& reason) {
         ask(*this, [&](auto& own) { own.abort(reason); });
     }
@@ -27648,18 +27660,20 @@ public:
 
     /// With <joinable/shared_memory.hpp>: a value by which other processes of this machine open the
     /// same elements. Local. From the first call on, this process has a thread that gives them access,
-    /// until this buffer is destroyed or the process ends; afterwards those that have opened the
-    /// elements keep them, and nobody else can. One thread at a time calls it.
+    /// until this buffer is destroyed or the process ends. So call it after run_processes(), which refuses a process with
+    /// other threads. Afterwards those that have opened the elements keep them, and nobody else can. One thread at a time calls it.
     /// @throws ContractViolation   the elements are in the heap of this process, as those of thread ranks and
     ///                             of a single rank are, or there are none.
     /// @throws CommunicationError  the system refuses a socket or a thread.
     template <class Handle = SharedHandle>
-    [[nodiscard]] Handle handle() const {
+    [[nodiscard]] auto handle() const { // deduced, so that its sentence is the first error
         static_assert(
             requires { sizeof(Handle); },
             "SharedBuffer: include <joinable/shared_memory.hpp> for handle() and open()"
         );
-        return Handle::of(memory_, count_, sizeof(T));
+        if constexpr (requires { sizeof(Handle); }) {
+            return Handle::of(memory_, count_, sizeof(T));
+        }
     }
     /// With <joinable/shared_memory.hpp>: the elements of a handle. Local; waits at most for `patience`. The
     /// buffer on which handle() was called must live meanwhile, not afterwards.

@@ -2522,6 +2522,8 @@ public:
     /// @throws CommunicationError  no usable GPU, or NCCL refuses; the others then throw PeerFailed
     ///                             with the text.
     /// @throws TimedOut  ranks did not come.
+    /// @throws Mismatch  ranks differ in `check`, or in JOINABLE_CHECK=collectives; an unknown word there is a
+    ///                   ContractViolation, and PeerFailed on the others.
     /// @throws ContractViolation  an option needs a later NCCL, or NCCL_COMM_BLOCKING makes all
     ///                            communicators blocking.
     template <Communicator Control>
@@ -2689,6 +2691,7 @@ public:
     /// Collective; blocks. `comm` has the ranks of `control` in the same order and was made with
     /// config.blocking = 0: a blocking one could block the host for ever. Its collectives run on
     /// `stream`. `control` is as for NcclCommunicator. All three must outlive this object.
+    /// @throws Mismatch  as NcclCommunicator.
     /// @throws ContractViolation  the handle is null or blocking, or its ranks or its device differ
     ///                            from `control` and the current device; ranks where it is fine
     ///                            then throw PeerFailed.

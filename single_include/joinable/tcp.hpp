@@ -2923,9 +2923,9 @@ inline void check(TcpOptions const& options) {
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) != 0) {
         throw CommunicationError{concat("rank 0 cannot connect to itself: ", std::strerror(errno))};
     }
-    for (std::size_t end = 0; end < ends.size(); ++end) {
-        ends[end] = Socket{handles[end]};
-        ends[end].keep_from_children(pause);
+    ends = {Socket{handles[0]}, Socket{handles[1]}};
+    for (Socket& end : ends) {
+        end.keep_from_children(pause);
     }
     return ends;
 }

@@ -6874,7 +6874,7 @@ public:
         auto const compare = [&](AgreementList& list) {
             check(options);
             list.begin_section("options differ: ");
-            detail::add_requested_checks(list, passes, false);
+            detail::add_requested_checks(list, passes, false, detail::device_of(comm));
             compare_sharding(list);
             detail::agree_on(list, passes);
             list.begin_section("models differ: ");

@@ -4,5 +4,5 @@
 
 int main() {
     auto const weights = joinable::shared_buffer<float>(8);
-    auto const handle = weights.handle();
+    static_cast<void>(weights.handle());
 }

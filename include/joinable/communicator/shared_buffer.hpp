@@ -74,18 +74,20 @@ public:
 
     /// With <joinable/shared_memory.hpp>: a value by which other processes of this machine open the
     /// same elements. Local. From the first call on, this process has a thread that gives them access,
-    /// until this buffer is destroyed or the process ends; afterwards those that have opened the
-    /// elements keep them, and nobody else can. One thread at a time calls it.
+    /// until this buffer is destroyed or the process ends. So call it after run_processes(), which refuses a process with
+    /// other threads. Afterwards those that have opened the elements keep them, and nobody else can. One thread at a time calls it.
     /// @throws ContractViolation   the elements are in the heap of this process, as those of thread ranks and
     ///                             of a single rank are, or there are none.
     /// @throws CommunicationError  the system refuses a socket or a thread.
     template <class Handle = SharedHandle>
-    [[nodiscard]] Handle handle() const {
+    [[nodiscard]] auto handle() const { // deduced, so that its sentence is the first error
         static_assert(
             requires { sizeof(Handle); },
             "SharedBuffer: include <joinable/shared_memory.hpp> for handle() and open()"
         );
-        return Handle::of(memory_, count_, sizeof(T));
+        if constexpr (requires { sizeof(Handle); }) {
+            return Handle::of(memory_, count_, sizeof(T));
+        }
     }
     /// With <joinable/shared_memory.hpp>: the elements of a handle. Local; waits at most for `patience`. The
     /// buffer on which handle() was called must live meanwhile, not afterwards.

@@ -203,6 +203,9 @@ private:
                 }
                 return;
             }
+            if (clients_.size() == most_clients) { // those that have told their secret leave first
+                std::erase_if(clients_, [&](Client const& client) { return is_answered(client); });
+            }
             if (clients_.size() == most_clients) {
                 clients_.erase(clients_.begin());
             }
@@ -261,6 +264,9 @@ receive_file(std::uint64_t number, FileSecret const& secret, std::chrono::nanose
         "no process offers it: the buffer on which handle() was called must live while others open "
         "it, and be of a process in the same network namespace, so in the same container";
     Socket const socket = local_socket();
+    if (!socket.is_open()) {
+        refuse_file(concat("this process cannot open a socket: ", std::strerror(errno)));
+    }
     AbstractAddress const at{number};
     while (::connect(socket.handle(), at.get(), at.size) != 0) {
         int const error = errno; // EAGAIN: many processes ask

@@ -992,7 +992,7 @@ public:
           } {}
 
     /// Lists the module again, after to(), after requires_grad of parameters changed, or after it got or lost
-    /// layers. Parameters that are new or newly trained, and all buffers, take rank 0's values. Handles of gradients
+    /// layers. Gradients are converted as their values are. Parameters that are new or newly trained, and all buffers, take rank 0's values. Handles of gradients
     /// in the buckets of before keep what they hold, in memory of their own. An optimizer of libtorch gets new
     /// parameters by its add_param_group(). Collective, outside a guard and a round. For more, and for what is thrown,
     /// see joinable::DistributedDataParallel::refresh().
@@ -1004,6 +1004,9 @@ public:
         auto const list = [&] {
             views = std::make_shared<detail::TorchViews>();
             parameters = detail::distinct_tensors(this->module_.named_parameters(), options.ignore);
+            for (detail::NamedTorchTensor const& parameter : parameters) {
+                convert_gradient(parameter.tensor);
+            }
             return list_of(this->module_, options, views);
         };
         BufferList buffers = detail::buffers_of(this->module_, options.ignore);
@@ -1076,6 +1079,15 @@ private:
               options,
               std::move(reduction)
           } {}
+
+    /// to() of a module leaves gradients as they were.
+    static void convert_gradient(at::Tensor const& tensor) {
+        at::Tensor& gradient = tensor.mutable_grad();
+        if (gradient.defined() && (gradient.scalar_type() != tensor.scalar_type() ||
+                                   gradient.device() != tensor.device())) {
+            gradient = gradient.to(tensor.device(), tensor.scalar_type());
+        }
+    }
 
     static ParameterList list_of(
         Module& module,

@@ -95,7 +95,7 @@ public:
 
     /// Clips the averaged gradients of the next step so that their norm over all parameters and ranks is at most
     /// `max_norm`, after ShardedOptions::before_step. Call it between the backward pass and the step, equally on all ranks
-    /// that have not joined; these clip as well. Local: the sums run within the step. See ClipNorm.
+    /// that have not joined, also before the step of a batch that was skipped; joined ranks clip as well. Local: the sums run within the step. See ClipNorm.
     /// @throws ContractViolation  with step_in_backward, where parameters are stepped before all gradients are there.
     void clip_grad_norm_(double max_norm, double norm_type = 2) {
         if (!clip_) {
@@ -145,9 +145,20 @@ private:
                       };
                   }
                   Module& named = detail::torch_module_of(module);
-                  return joinable::parameters(detail::TorchSparseWeights{named, {}}.mark(
+                  auto tensors = detail::TorchSparseWeights{named, {}}.mark(
                       detail::distinct_tensors(named.named_parameters(), {}, views)
-                  ));
+                  );
+                  for (detail::NamedTorchTensor const& one : tensors) {
+                      if (one.is_sparse && one.tensor.requires_grad()) {
+                          throw ContractViolation{detail::concat(
+                              "parameter ",
+                              one.name,
+                              " has sparse gradients, which torch::ShardedDataParallel does not step; give the layer "
+                              "sparse(false)"
+                          )};
+                      }
+                  }
+                  return joinable::parameters(std::move(tensors));
               },
               detail::buffers_of(detail::torch_module_of(module)),
               std::move(rule),

@@ -185,9 +185,32 @@ public:
 
     [[nodiscard]] bool
     may_name(ControlCommunicator& communicator, AbortReason const& reason) const override {
-        auto const has_failed = [](Group const& group) { return group.communicator->is_aborted(); };
+        // A group that split() has not made does not know that it numbers ranks otherwise.
+        auto const has_failed = [&](Group const& group) {
+            return group.communicator->is_aborted() && (reason.is_renumbered || group.renumbers());
+        };
         return number_of(communicator) == 0 &&
-               !(reason.is_renumbered && std::any_of(groups_.begin(), groups_.end(), has_failed));
+               std::none_of(groups_.begin(), groups_.end(), has_failed);
+    }
+    [[nodiscard]] std::optional<AbortReason> in_guard(AbortReason reason) const override {
+        Group const* failed = nullptr;
+        for (Group const& group : groups_) {
+            if (group.communicator->is_aborted()) {
+                if (failed != nullptr) {
+                    return std::nullopt;
+                }
+                failed = &group;
+            }
+        }
+        for (int& rank : reason.ranks) {
+            if (failed == nullptr || static_cast<std::size_t>(rank) >= failed->members.size()) {
+                return std::nullopt;
+            }
+            rank = failed->members[static_cast<std::size_t>(rank)];
+        }
+        std::sort(reason.ranks.begin(), reason.ranks.end());
+        reason.is_renumbered = false;
+        return reason;
     }
 
     [[nodiscard]] AbortReason
@@ -215,7 +238,15 @@ private:
         std::size_t position;     ///< of its first participant
         std::vector<int> members; ///< the guard's numbers of its ranks
         AgreementList list = {};  ///< its participants
-        std::size_t rounds = 0;   ///< the following is known for the last of so many
+
+        [[nodiscard]] bool renumbers() const noexcept {
+            int rank = 0;
+            return std::any_of(members.begin(), members.end(), [&](int member) {
+                return member != rank++;
+            });
+        }
+
+        std::size_t rounds = 0; ///< the following is known for the last of so many
         int active = 0;
         int source = 0; ///< the lowest active rank; if there is none, the lowest last joiner
         std::uint64_t contributors = 0;

@@ -401,7 +401,9 @@ private:
                                     ? again.reduction
                                     : std::make_shared<Reduction>(std::move(*reduction));
             compared.begin_section("options differ: ");
-            detail::add_requested_checks(compared, options, !leaves_gradients_local());
+            detail::add_requested_checks(
+                compared, options, !leaves_gradients_local(), detail::device_of(comm)
+            );
             detail::agree_on(compared, options);
             detail::agree_on_reduction(compared, *shared);
             std::string model = detail::agree_on_model(compared, list, buffers);

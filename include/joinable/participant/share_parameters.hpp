@@ -98,15 +98,17 @@ private:
 /// rank's parameters are views of the same elements, which start as rank 0's. Collective; blocks; outside of
 /// guards. `parameters` is a range that joinable::parameters() takes, or its result. Keep what it returns
 /// while the values are used. Gradients stay each rank's own. The ranks must order their writes themselves,
-/// as those to a SharedBuffer; steps without order are Hogwild's, as in examples/hogwild.cpp.
+/// as those to a SharedBuffer; steps without order are Hogwild's, as in examples/hogwild.cpp. Do not step averages on all
+/// ranks: each step would be made once for each rank. Models over thread ranks refuse that; over process ranks nothing
+/// notices it.
 ///
 /// parameter_traits need `set_value`, which keeps the view that it gets, and `release_value`.
 /// @throws ContractViolation  a value cannot be set, is copied, is missing or is not on the host, or thread ranks
 ///         share it already; the other ranks throw PeerFailed.
 /// @throws Mismatch  ranks have different models.
 /// @throws CommunicationError, std::bad_alloc  the memory cannot be allocated; on all ranks.
-/// If set_value fails on a rank, values that were moved are released on all: make the model anew. After other errors
-/// the models are as before.
+/// If set_value fails on a rank, or a rank is lost from then on, values that were moved are released: make the model
+/// anew. After earlier errors the models are as before.
 template <Communicator Comm, class Parameters>
 [[nodiscard]] SharedParameters share_parameters(Comm& comm, Parameters&& parameters) {
     static_assert(

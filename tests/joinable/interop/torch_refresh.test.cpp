@@ -143,6 +143,35 @@ TEST_CASE("a module that freezes, gets layers and is converted trains as libtorc
     }
 }
 
+TEST_CASE("a module that was trained is converted, and refresh() takes it with its gradients") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        Net model{comm.rank()};
+        Net alone{0};
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        for (auto const type : {torch::kDouble, torch::kFloat, torch::kDouble}) {
+            model->to(type); // the gradients of the pass before stay as they are
+            ddp.refresh();
+            alone->to(type);
+            for (Net* const one : {&model, &alone}) {
+                for (Tensor& parameter : (*one)->parameters()) {
+                    parameter.mutable_grad().reset();
+                }
+            }
+            ddp.forward(input_of(comm.rank(), 1).to(type)).square().sum().backward();
+            Tensor loss = torch::zeros({}, type);
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                loss =
+                    loss + alone->forward(input_of(rank, 1).to(type)).square().sum() / comm.size();
+            }
+            loss.backward();
+            CHECK((model->second->weight.grad().scalar_type() == type));
+            CHECK(torch::allclose(
+                model->second->weight.grad(), alone->second->weight.grad(), 1e-4, 1e-4
+            ));
+        }
+    });
+}
+
 TEST_CASE("handles of gradients in buckets outlive a refresh, frozen ones, too") {
     run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
         Net model{0};

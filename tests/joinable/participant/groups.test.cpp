@@ -548,6 +548,33 @@ TEST_CASE("a throw at any point ends all ranks, and one between rounds leaves al
     }
 }
 
+TEST_CASE("ranks that the failure of a group names have the guard's numbers for all") {
+    over_ranks({4}, [](RankCommunicator& outer) {
+        auto comm = outer.split(0, outer.rank());
+        auto group = outer.split(outer.rank() / 2, outer.rank());
+        auto shared = make_params<double>({1}, 1.0);
+        auto expert = make_params<double>({1}, 1.0);
+        joinable::DistributedDataParallel of_all{comm, shared};
+        joinable::DistributedDataParallel of_group{group, expert};
+        auto const run = [&] {
+            Join guard{participants(of_all, of_group), joinable::groups_of(comm)};
+            of_all.forward([] {});
+            of_all.backward([](auto ready) { ready(0); });
+            of_group.forward([] {});
+            of_group.backward([&](auto ready) {
+                if (comm.rank() == 2) { // says of rank 3 what a deadline would say
+                    group.abort({joinable::FailureKind::timed_out, {1}, "rank 1 did not come"});
+                }
+                ready(0);
+            });
+            guard.finish();
+        };
+        CHECK_THROWS_AS(run(), joinable::TimedOut);
+        REQUIRE(comm.is_aborted());
+        CHECK(comm.abort_reason()->ranks == std::vector{3});
+    });
+}
+
 TEST_CASE("a rank that dies at any point ends the other ranks of all groups") {
     for (Point const point :
          {Point::between_rounds, Point::in_part_of_all, Point::in_part_of_group}) {

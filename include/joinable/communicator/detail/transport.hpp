@@ -44,7 +44,7 @@ public:
     [[nodiscard]] bool is_renumbered() const { return own_rank_of(*this).is_renumbered(); }
 
     /// Local. The first reason wins, as the class says; every wait that can no longer complete throws it.
-    /// @throws ContractViolation  a process that the rank has forked calls this.
+    /// @throws ContractViolation  a process that the rank has forked calls this; with NCCL its copy ends instead.
     void abort(AbortReason const& reason) {
         ask(*this, [&](auto& own) { own.abort(reason); });
     }

@@ -115,6 +115,8 @@ public:
     /// @throws TimedOut            some ranks did not come; MPI cannot tell which. They end at
     ///                             their own deadlines. From then on nothing frees `comm`.
     /// @throws CommunicationError  MPI reports an error.
+    /// @throws Mismatch            ranks differ in `check`, or in JOINABLE_CHECK=collectives; an unknown word there is a
+    ///                             ContractViolation, and PeerFailed on the others.
     explicit MpiCommunicator(
         MPI_Comm comm, MpiOptions const& options = {}, detail::MpiLimits limits = {}
     )

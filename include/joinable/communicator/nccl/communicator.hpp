@@ -51,6 +51,8 @@ public:
     /// @throws CommunicationError  no usable GPU, or NCCL refuses; the others then throw PeerFailed
     ///                             with the text.
     /// @throws TimedOut  ranks did not come.
+    /// @throws Mismatch  ranks differ in `check`, or in JOINABLE_CHECK=collectives; an unknown word there is a
+    ///                   ContractViolation, and PeerFailed on the others.
     /// @throws ContractViolation  an option needs a later NCCL, or NCCL_COMM_BLOCKING makes all
     ///                            communicators blocking.
     template <Communicator Control>

@@ -28,6 +28,7 @@ public:
     /// Collective; blocks. `comm` has the ranks of `control` in the same order and was made with
     /// config.blocking = 0: a blocking one could block the host for ever. Its collectives run on
     /// `stream`. `control` is as for NcclCommunicator. All three must outlive this object.
+    /// @throws Mismatch  as NcclCommunicator.
     /// @throws ContractViolation  the handle is null or blocking, or its ranks or its device differ
     ///                            from `control` and the current device; ranks where it is fine
     ///                            then throw PeerFailed.

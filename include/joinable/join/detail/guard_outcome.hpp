@@ -116,6 +116,11 @@ private:
                 return communicator->may_have_thrown(reason) &&
                        (groups_ == nullptr || groups_->may_name(*communicator, reason));
             });
+        if (!is_ours && groups_ != nullptr && !control().is_aborted()) {
+            if (auto renamed = groups_->in_guard(reason)) {
+                return *std::move(renamed);
+            }
+        }
         return is_ours ? reason : failure_in_group(std::move(reason));
     }
     /// Whether these are ranks of a larger communicator than the guard's.

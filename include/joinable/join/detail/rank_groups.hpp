@@ -44,6 +44,8 @@ public:
 
     /// Whether ranks in a reason that this rank has caught may be those of the guard.
     virtual bool may_name(ControlCommunicator& comm, AbortReason const& reason) const = 0;
+    /// The reason by the guard's numbers, if it can be that of one group alone.
+    [[nodiscard]] virtual std::optional<AbortReason> in_guard(AbortReason reason) const = 0;
     /// The reason for the ranks of a communicator, by their numbers there; `reason` has those of the guard.
     virtual AbortReason reason_for(ControlCommunicator const& comm, AbortReason reason) const = 0;
 };

@@ -24,7 +24,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 void agree_on(AgreementList& list, DataParallelOptions const& options);
 /// Lists JOINABLE_CHECK and turns on what it asks for; `has_replicas` is false where ranks' values may differ.
 /// @throws ContractViolation  the variable has an unknown word.
-void add_requested_checks(AgreementList& list, DataParallelOptions& options, bool has_replicas);
+void add_requested_checks(
+    AgreementList& list, DataParallelOptions& options, bool has_replicas, Device const& device
+);
 
 /// Lists each parameter with its name, dtype, extents, strides and requires_grad. Returns the
 /// counts as a text.

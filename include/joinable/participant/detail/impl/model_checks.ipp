@@ -49,11 +49,12 @@ JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const
     list.add("sparse_as_dense", options.sparse_as_dense);
 }
 
-JOINABLE_DEFINITION void
-add_requested_checks(AgreementList& list, DataParallelOptions& options, bool has_replicas) {
+JOINABLE_DEFINITION void add_requested_checks(
+    AgreementList& list, DataParallelOptions& options, bool has_replicas, Device const& device
+) {
     RequestedChecks const requested = RequestedChecks::read();
     list.add("JOINABLE_CHECK", requested.text);
-    options.verify_ready = options.verify_ready || requested.ready;
+    options.verify_ready = options.verify_ready || (requested.ready && is_on_host(device));
     if (requested.replicas && has_replicas && options.verify_replicas == 0) {
         options.verify_replicas = 1;
     }

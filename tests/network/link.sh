@@ -3,8 +3,9 @@
 # Sourced: two network namespaces stand for two machines, with a link between them. The kernel's netem delays packets
 # and loses some, or relay.py where the kernel has no netem.
 #   link_open MILLISECONDS ONE_IN   the delay each way; one packet in ONE_IN is lost, none if 0
+#   link_open_at RATE               so many bits a second each way, as tc writes it (100mbit), by the kernel's tbf
 # makes the namespaces $a (10.77.0.1) and $b (10.77.0.2), whose device is called $name. `link` says what it became:
-# netem, relay, or plain, without delay and loss. It returns 77, with a line, if this user may not make any.
+# netem, relay, tbf, or plain, without delay and loss. It returns 77, with a line, if this user may not make any.
 export PATH=$PATH:/usr/sbin:/sbin
 name=jn$$
 a=${name}a
@@ -12,11 +13,36 @@ b=${name}b
 link=
 relay=
 
-link_open() {
+link_spaces() {
     command -v ip >/dev/null || { echo "skipped: there is no ip: install iproute2" && return 77; }
     ip netns add "$a" 2>/dev/null || { echo "skipped: this user may not make network namespaces" && return 77; }
     ip netns exec "$a" true 2>/dev/null || { echo "skipped: no program can be started in a network namespace" && return 77; }
     ip netns add "$b"
+}
+link_addresses() {
+    local space
+    ip -n "$a" address add 10.77.0.1/24 dev "$name"
+    ip -n "$b" address add 10.77.0.2/24 dev "$name"
+    for space in "$a" "$b"; do
+        ip -n "$space" link set lo up
+        ip -n "$space" link set "$name" addrgenmode none # or the kernel sends packets of its own, by IPv6
+        ip -n "$space" link set "$name" up
+    done
+}
+link_open_at() {
+    link_spaces || return
+    local space
+    link=tbf
+    ip link add "$name" netns "$a" type veth peer name "$name" netns "$b" 2>/dev/null ||
+        { echo "skipped: there is no virtual link" && return 77; }
+    for space in "$a" "$b"; do # a burst is sent at once: half a millisecond of 100 Mbit/s
+        ip netns exec "$space" tc qdisc add dev "$name" root tbf rate "$1" burst 6kb latency 1s 2>/dev/null ||
+            { echo "skipped: tc or the kernel has no tbf" && return 77; }
+    done
+    link_addresses
+}
+link_open() {
+    link_spaces || return
     local space loss=()
     [ "$2" -eq 0 ] || loss=(loss "$(awk "BEGIN { print 100 / $2 }")%")
     if ip link add "$name" netns "$a" type veth peer name "$name" netns "$b" 2>/dev/null; then
@@ -40,13 +66,7 @@ link_open() {
     plain) echo "skipped: delay and loss: tc or the kernel has no netem, and there is no /dev/net/tun or no python3" ;;
     '') echo "skipped: there is no virtual link" && return 77 ;;
     esac
-    ip -n "$a" address add 10.77.0.1/24 dev "$name"
-    ip -n "$b" address add 10.77.0.2/24 dev "$name"
-    for space in "$a" "$b"; do
-        ip -n "$space" link set lo up
-        ip -n "$space" link set "$name" addrgenmode none # or the kernel sends packets of its own, by IPv6
-        ip -n "$space" link set "$name" up
-    done
+    link_addresses
 }
 # From now on all packets are lost. Neither side is told.
 link_cut() {

@@ -197,7 +197,9 @@ TEST_CASE("a wrong secret is refused, and the right one still accepted") {
     CHECK(refusal_of(handle).empty());
 }
 
-TEST_CASE("only a buffer whose handle was asked for has a thread and a socket, and it ends with it"
+TEST_CASE(
+    "only a buffer whose handle was asked for has a thread and a socket, and it ends with it" *
+    doctest::skip(joinable::detail::has_thread_sanitizer) // which has a thread of its own
 ) {
     std::ptrdiff_t const threads = own_threads();
     std::ptrdiff_t const files = open_files();
@@ -339,7 +341,11 @@ TEST_CASE("a process that may open no more files says so, and gets none") {
     }));
 }
 
-TEST_CASE("a forked process makes an offer of its own, and ends none of its parent's") {
+TEST_CASE(
+    "a forked process makes an offer of its own, and ends none of its parent's" *
+    doctest::skip(joinable::detail::has_thread_sanitizer
+    ) // it starts no thread beside those of the parent
+) {
     auto const buffer = shared_buffer<int>(3);
     SharedHandle const handle = buffer.handle();
     CHECK(succeeds_in_fork([&] {

@@ -109,7 +109,10 @@ TEST_CASE("JOINABLE_CHECK has words with commas between them, and an unknown one
     });
 }
 
-TEST_CASE("with JOINABLE_CHECK=ready models find gradients that change after ready") {
+TEST_CASE(
+    "with JOINABLE_CHECK=ready models find gradients that change after ready" *
+    doctest::skip(joinable::detail::has_thread_sanitizer) // the mistake is a race
+) {
     for (char const* const words : {"", "replicas", "ready", "replicas,ready"}) {
         bool const finds = std::string{words}.find("ready") != std::string::npos;
         run_with(words, [&](auto& comm) {

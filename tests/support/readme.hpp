@@ -10,6 +10,7 @@
 #include <joinable/groups.hpp>
 #include <joinable/hierarchical.hpp>
 #include <joinable/join.hpp>
+#include <joinable/refresh.hpp>
 #include <joinable/shadowed.hpp>
 #include <joinable/shared_memory.hpp>
 #include <joinable/tcp.hpp>

@@ -307,7 +307,7 @@ constexpr Average all_averages[] = {
     Average::over_all, Average::over_contributors, Average::by_weight
 };
 
-TEST_SUITE_BEGIN("[split]");
+TEST_SUITE_BEGIN("[groups]");
 
 TEST_CASE("a model of all ranks and experts of pairs of them train as one process does") {
     over_ranks({4}, [](RankCommunicator& comm) {

@@ -1349,7 +1349,7 @@ MUTATIONS = [
     ),
     Mutation(
         "refresh-looks-where-values-were-given", "participant/sharded/optimizer.hpp",
-        "static_cast<void>(given_[k].listed.emplace(group.parameters, true));", ";",
+        "list_given(given_[k], group.parameters);", ";",
         "participant/refresh_sharded.test.cpp", "state follows parameters without names*",
     ),
     Mutation(

@@ -6177,7 +6177,8 @@ protected:
             compare(compared);
             plan(group, rule, choices, loads, compared);
             kept = make_store(group);
-            given_.push_back({choices, detail::ListedModel{group.parameters, true}});
+            given_.push_back({choices, std::nullopt});
+            list_given(given_.back(), group.parameters);
             also(group);
             start.emplace(
                 detail::values_of(group.parameters),
@@ -6198,9 +6199,7 @@ protected:
         auto const finish = [&] {
             if (group.values) {
                 group.values->take(group.shards, scratch_[0]);
-                static_cast<void>( // they lie elsewhere now
-                    given_.back().listed.emplace(group.parameters, true)
-                );
+                list_given(given_.back(), group.parameters); // they lie elsewhere now
             }
             for (detail::OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
@@ -6324,7 +6323,7 @@ protected:
             for (std::size_t k = 0; k < groups_.size(); ++k) {
                 if (Group const& group = groups_[k]; group.values) {
                     group.values->take(group.shards, scratch_[0]);
-                    static_cast<void>(given_[k].listed.emplace(group.parameters, true));
+                    list_given(given_[k], group.parameters);
                 }
             }
             std::size_t k = 0;
@@ -6463,6 +6462,12 @@ private:
         std::optional<detail::ListedModel> listed;
     };
 
+    /// Lists what refresh() compares with; it refuses values that lie in parts.
+    void list_given(Given& given, ParameterList const& parameters) const {
+        if (!shards_values()) {
+            static_cast<void>(given.listed.emplace(parameters, true));
+        }
+    }
     /// Makes these the groups, and the present ones these.
     void exchange_groups(
         std::vector<Group>& groups, std::vector<Given>& given, std::vector<std::size_t>& loads

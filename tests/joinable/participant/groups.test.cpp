@@ -4,8 +4,6 @@
 #include <joinable/join/groups.hpp>
 
 #include <algorithm>
-#include <atomic>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -18,8 +16,6 @@
 #include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
 #include <support/linear_model.hpp>
-#include <support/process_ranks.hpp>
-#include <support/shared.hpp>
 #include <support/thrown_by.hpp>
 #include <support/volume.hpp>
 
@@ -573,44 +569,6 @@ TEST_CASE("ranks that the failure of a group names have the guard's numbers for 
         REQUIRE(comm.is_aborted());
         CHECK(comm.abort_reason()->ranks == std::vector{3});
     });
-}
-
-TEST_CASE("a rank that dies at any point ends the other ranks of all groups") {
-    for (Point const point :
-         {Point::between_rounds, Point::in_part_of_all, Point::in_part_of_group}) {
-        for (int const culprit : {0, 1, 3}) {
-            CAPTURE(static_cast<int>(point));
-            CAPTURE(culprit);
-            Shared<std::atomic<int>> told;
-            auto const body = [&](joinable::ProcessCommunicator& comm) {
-                auto group = comm.split(comm.rank() / 2, comm.rank());
-                auto const die_at = [&](Point here) {
-                    if (comm.rank() == culprit && here == point) {
-                        std::raise(SIGKILL);
-                    }
-                };
-                AllReducer of_all{comm};
-                AllReducer of_group{group};
-                of_all.before_reduction = [&](auto const&) { die_at(Point::in_part_of_all); };
-                of_group.before_reduction = [&](auto const&) { die_at(Point::in_part_of_group); };
-                auto const run = [&] {
-                    Join guard{participants(of_all, of_group), joinable::groups_of(comm)};
-                    for (int i = 0; i < 1 + comm.rank(); ++i) {
-                        of_all();
-                        of_group();
-                        die_at(Point::between_rounds);
-                    }
-                };
-                static_cast<void>(thrown_by<joinable::PeerFailed>(run));
-                CHECK(comm.is_aborted());
-                CHECK(comm.abort_reason().value().ranks == std::vector{culprit});
-                CHECK(group.is_aborted());
-                ++*told;
-            };
-            CHECK_THROWS_AS(run_process_ranks({4}, body), joinable::PeerFailed);
-            CHECK(*told == 3);
-        }
-    }
 }
 
 TEST_SUITE_END();

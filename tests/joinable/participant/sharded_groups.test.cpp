@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: BSL-1.0
-// An expert of a group of ranks whose optimizer is dealt out over the group: the values of a Step over it.
+// An expert of a group of ranks whose optimizer is dealt out over the group: the values of a Step over it. Groups of
+// processes of which one dies.
 #include <joinable/join/groups.hpp>
 
+#include <atomic>
+#include <csignal>
+#include <vector>
+
 #include <doctest/doctest.h>
+#include <support/all_reducer.hpp>
 #include <support/linear_model.hpp>
+#include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
+#include <support/shared.hpp>
+#include <support/thrown_by.hpp>
 
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/data_parallel.hpp>
@@ -151,6 +160,45 @@ TEST_CASE("a model that deals its state and gradients out may be an expert, and 
         double const expected = 2.0 - rate * (1 + comm.rank() / 2 * 2 + 0.5);
         CHECK(expert[0].value[1] == expected);
     });
+}
+
+TEST_CASE("a rank that dies at any point ends the other ranks of all groups") {
+    enum class Point { between_rounds, in_part_of_all, in_part_of_group };
+    for (Point const point :
+         {Point::between_rounds, Point::in_part_of_all, Point::in_part_of_group}) {
+        for (int const culprit : {0, 1, 3}) {
+            CAPTURE(static_cast<int>(point));
+            CAPTURE(culprit);
+            Shared<std::atomic<int>> told;
+            auto const body = [&](joinable::ProcessCommunicator& comm) {
+                auto group = comm.split(comm.rank() / 2, comm.rank());
+                auto const die_at = [&](Point here) {
+                    if (comm.rank() == culprit && here == point) {
+                        std::raise(SIGKILL);
+                    }
+                };
+                AllReducer of_all{comm};
+                AllReducer of_group{group};
+                of_all.before_reduction = [&](auto const&) { die_at(Point::in_part_of_all); };
+                of_group.before_reduction = [&](auto const&) { die_at(Point::in_part_of_group); };
+                auto const run = [&] {
+                    joinable::Join guard{participants(of_all, of_group), joinable::groups_of(comm)};
+                    for (int i = 0; i < 1 + comm.rank(); ++i) {
+                        of_all();
+                        of_group();
+                        die_at(Point::between_rounds);
+                    }
+                };
+                static_cast<void>(thrown_by<joinable::PeerFailed>(run));
+                CHECK(comm.is_aborted());
+                CHECK(comm.abort_reason().value().ranks == std::vector{culprit});
+                CHECK(group.is_aborted());
+                ++*told;
+            };
+            CHECK_THROWS_AS(run_process_ranks({4}, body), joinable::PeerFailed);
+            CHECK(*told == 3);
+        }
+    }
 }
 
 } // namespace

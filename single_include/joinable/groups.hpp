@@ -145,7 +145,6 @@ public:
 
     void enter(Round& round, RollCall const& roll_call) override {
         if (!is_of_group(round.position_)) {
-
             return;
         }
         Group& group = groups_[numbers_[round.position_] - 1];
@@ -181,7 +180,8 @@ public:
     may_name(ControlCommunicator& communicator, AbortReason const& reason) const override {
         // A group that split() has not made does not know that it numbers ranks otherwise.
         auto const has_failed = [&](Group const& group) {
-            return group.communicator->is_aborted() && (reason.is_renumbered || group.renumbers());
+            return group.communicator->is_aborted() &&
+                   (reason.is_renumbered || renumbers(group.members));
         };
         return number_of(communicator) == 0 &&
                std::none_of(groups_.begin(), groups_.end(), has_failed);
@@ -232,13 +232,6 @@ private:
         std::size_t position;     ///< of its first participant
         std::vector<int> members; ///< the guard's numbers of its ranks
         AgreementList list = {};  ///< its participants
-
-        [[nodiscard]] bool renumbers() const noexcept {
-            int rank = 0;
-            return std::any_of(members.begin(), members.end(), [&](int member) {
-                return member != rank++;
-            });
-        }
 
         std::size_t rounds = 0; ///< the following is known for the last of so many
         int active = 0;
@@ -348,7 +341,8 @@ private:
 /// same communicator.
 ///
 /// An exception between rounds leaves all communicators usable. Anywhere else it aborts `comm` and the groups. A group's
-/// failure names ranks in the numbers of that group: see FailureOfRanks::is_renumbered.
+/// failure names ranks in the numbers of that group where it is thrown (see FailureOfRanks::is_renumbered), and on the other
+/// ranks in those of `comm`, if no other group has failed.
 /// Cost: in a round that syncs, one sum of two words in each group if ranks give weights, skip batches or
 /// have left accumulated gradients.
 template <class Comm>

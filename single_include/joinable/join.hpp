@@ -10718,6 +10718,15 @@ template <class F>
     }
 }
 
+/// Whether a group of these ranks of a communicator, in this order, gives some of them another
+/// number.
+[[nodiscard]] inline bool renumbers(std::span<int const> members) noexcept {
+    int rank = 0;
+    return std::any_of(members.begin(), members.end(), [&](int member) {
+        return member != rank++;
+    });
+}
+
 /// The reason to tell peers about an exception. A failure that came from other ranks keeps its
 /// culprits. Any other has none yet, which stands for the rank that throws it.
 AbortReason failure_of(std::exception_ptr const& error);
@@ -21232,15 +21241,6 @@ in_words_of(int rank, std::string const& what, AbortReason reason) {
         );
     }
     return reason;
-}
-
-/// Whether a group of these ranks of a communicator, in this order, gives some of them another
-/// number.
-[[nodiscard]] inline bool renumbers(std::span<int const> members) noexcept {
-    int rank = 0;
-    return std::any_of(members.begin(), members.end(), [&](int member) {
-        return member != rank++;
-    });
 }
 
 /// Whether an exception that was thrown for `told` has the kind and the ranks of `thrown`.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <exception>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,15 @@ template <class F>
     } catch (...) {
         return std::current_exception();
     }
+}
+
+/// Whether a group of these ranks of a communicator, in this order, gives some of them another
+/// number.
+[[nodiscard]] inline bool renumbers(std::span<int const> members) noexcept {
+    int rank = 0;
+    return std::any_of(members.begin(), members.end(), [&](int member) {
+        return member != rank++;
+    });
 }
 
 /// The reason to tell peers about an exception. A failure that came from other ranks keeps its

@@ -18,6 +18,7 @@
 #include <doctest/doctest.h>
 
 #include <over_ranks.hpp>
+#include <support/failure_text.hpp>
 #include <support/linear_model.hpp>
 
 #include <joinable/bucket/all_reduce.hpp>
@@ -196,25 +197,6 @@ void check_equal(RankModel& model, SerialTraining const& serial) {
             CHECK(param.value[e] == doctest::Approx(numbers.values[e]).epsilon(1e-12));
         }
     }
-}
-
-/// What f() throws: its type and text.
-std::string thrown_by(std::function<void()> const& f) {
-    try {
-        f();
-    } catch (ContractViolation const& error) {
-        return std::string{"ContractViolation: "} + error.what();
-    } catch (PeerFailed const& error) {
-        return std::string{"PeerFailed: "} + error.what();
-    } catch (Mismatch const& error) {
-        return std::string{"Mismatch: "} + error.what();
-    } catch (std::exception const& error) {
-        return std::string{"other: "} + error.what();
-    }
-    return "nothing";
-}
-bool has(std::string const& text, std::string_view part) {
-    return text.find(part) != std::string::npos;
 }
 
 TEST_CASE("a model that freezes, unfreezes and adds between guards trains as a serial one") {
@@ -422,16 +404,16 @@ TEST_CASE("refresh() outside of where it belongs is refused in a sentence") {
         model.add("alpha", 3, true);
         DistributedDataParallel ddp{comm, model.listed};
         std::string const inside =
-            "ContractViolation: refresh() was called in a guard or in a round; call it before, on every rank";
+            "contract: refresh() was called in a guard or in a round; call it before, on every rank";
         {
             Join guard{participants(ddp)};
-            CHECK(thrown_by([&] { ddp.refresh(); }) == inside);
+            CHECK(failure_of([&] { ddp.refresh(); }) == inside);
             model.pass(ddp);
-            CHECK(thrown_by([&] { ddp.refresh(model.listed); }) == inside);
+            CHECK(failure_of([&] { ddp.refresh(model.listed); }) == inside);
             guard.finish();
         }
         ddp.forward([] {});
-        CHECK(thrown_by([&] { ddp.refresh(); }) == inside);
+        CHECK(failure_of([&] { ddp.refresh(); }) == inside);
         ddp.backward([](auto ready) { ready(0); });
         ddp.refresh();
     });
@@ -448,26 +430,26 @@ TEST_CASE("an open window is refused on all ranks, unless the gradients were cle
                 model.pass(ddp, {.will_sync = false});
             }
             auto const refresh = [&] { ddp.refresh(); };
-            std::string const text = thrown_by(refresh);
-            CHECK(text.starts_with(holds ? "ContractViolation: refresh()" : "PeerFailed: rank 0"));
-            CHECK(has(
+            std::string const text = failure_of(refresh);
+            CHECK(text.starts_with(holds ? "contract: refresh()" : "peer: rank 0"));
+            says(
                 text,
                 "refresh() was called while gradients hold batches that no round has reduced; call it after a round "
                 "that syncs, clear the gradients, or call discard_window() before"
-            ));
+            );
             if (on_all) { // the window is as it was
                 model.pass(ddp);
                 CHECK(model.at("alpha").g(0) == doctest::Approx(2 * (comm.size() + 1) / 8.0));
                 model.zero_gradients();
                 model.pass(ddp, {.will_sync = false});
                 model.zero_gradients();
-                CHECK(thrown_by(refresh) == "nothing");
+                CHECK(failure_of(refresh) == "");
                 model.pass(ddp);
                 CHECK(model.at("alpha").g(0) == doctest::Approx((comm.size() + 1) / 8.0));
                 model.pass(ddp, {.will_sync = false});
             }
             ddp.discard_window();
-            CHECK(thrown_by(refresh) == "nothing");
+            CHECK(failure_of(refresh) == "");
         }
     });
 }
@@ -485,33 +467,33 @@ TEST_CASE("ranks that list different models say so, and the model is as it was b
         serial.epoch();
         bool const is_last = comm.rank() == comm.size() - 1;
         model.at("alpha").requires_grad = !is_last;
-        std::string text = thrown_by([&] { ddp.refresh(); });
+        std::string text = failure_of([&] { ddp.refresh(); });
         CHECK(text.starts_with(
-            "Mismatch: models differ: parameter 0 (alpha): rank 0 has f64 (3), rank "
+            "mismatch: models differ: parameter 0 (alpha): rank 0 has f64 (3), rank "
         ));
         model.at("alpha").requires_grad = true;
 
-        text = thrown_by([&] {
+        text = failure_of([&] {
             ddp.refresh(
                 is_last ? std::vector<Param<double>*>{} : std::vector<Param<double>*>{model.listed}
             );
         });
         CAPTURE(text);
-        CHECK(has(text, is_last ? "ContractViolation: " : "PeerFailed: rank"));
+        says(text, is_last ? "contract: " : "peer: rank");
 
-        text = thrown_by([&] {
+        text = failure_of([&] {
             std::vector<double> state(1);
             is_last ? ddp.attach_state(state) : ddp.refresh();
         });
         CAPTURE(text);
-        CHECK(text.starts_with("Mismatch: "));
+        CHECK(text.starts_with("mismatch: "));
 
         if (is_last) { // of another object in its place, which the other ranks have trained
             model.parameters[1].name = "bode";
         }
-        text = thrown_by([&] { ddp.refresh(model.listed); });
+        text = failure_of([&] { ddp.refresh(model.listed); });
         CAPTURE(text);
-        CHECK(text.starts_with("Mismatch: "));
+        CHECK(text.starts_with("mismatch: "));
         model.parameters[1].name = "body";
 
         model.epoch(ddp);
@@ -528,11 +510,11 @@ TEST_CASE("ranks that know the same list from different ones say so") {
         params.emplace_back(2);
         DistributedDataParallel ddp{comm, std::vector{&params[0], &params[1]}};
         bool const is_last = comm.rank() == comm.size() - 1;
-        std::string const text = thrown_by([&] {
+        std::string const text = failure_of([&] {
             ddp.refresh(std::vector{&params[0], is_last ? &params[2] : &params[1]});
         });
         CAPTURE(text);
-        CHECK(has(text, "what a model before had differs: parameter 1: "));
+        says(text, "what a model before had differs: parameter 1: ");
     });
 }
 
@@ -548,10 +530,10 @@ TEST_CASE("what a rank's engine throws is heard by the others, and the model is 
         if (is_last) {
             list.push_back(nullptr);
         }
-        std::string const text = thrown_by([&] { ddp.refresh(list); });
+        std::string const text = failure_of([&] { ddp.refresh(list); });
         CAPTURE(text);
-        CHECK(text.starts_with(is_last ? "ContractViolation: " : "PeerFailed: rank"));
-        CHECK(has(text, "pointer 1 is null"));
+        CHECK(text.starts_with(is_last ? "contract: " : "peer: rank"));
+        says(text, "pointer 1 is null");
         model.epoch(ddp);
         serial.epoch();
         check_equal(model, serial);
@@ -567,9 +549,9 @@ TEST_CASE("refresh() on one rank alone ends at what the others do") {
         model.add("alpha", 300, true);
         DistributedDataParallel ddp{comm, model.listed};
         std::string const text =
-            thrown_by([&] { comm.rank() == 0 ? ddp.refresh() : model.pass(ddp); });
+            failure_of([&] { comm.rank() == 0 ? ddp.refresh() : model.pass(ddp); });
         CAPTURE(text);
-        CHECK((text.starts_with("Mismatch: ") || text.starts_with("PeerFailed: ")));
+        CHECK((text.starts_with("mismatch: ") || text.starts_with("peer: ")));
     });
 }
 

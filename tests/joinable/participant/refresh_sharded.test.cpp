@@ -19,6 +19,7 @@
 #include <doctest/doctest.h>
 
 #include <over_ranks.hpp>
+#include <support/failure_text.hpp>
 #include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/numbers.hpp>
@@ -186,24 +187,6 @@ void check_equal(RankModel& model, SerialTraining const& serial) {
             CHECK(param.value[e] == doctest::Approx(numbers.values[e]).epsilon(1e-9));
         }
     }
-}
-
-std::string thrown_by(std::function<void()> const& f) {
-    try {
-        f();
-    } catch (ContractViolation const& error) {
-        return std::string{"ContractViolation: "} + error.what();
-    } catch (PeerFailed const& error) {
-        return std::string{"PeerFailed: "} + error.what();
-    } catch (Mismatch const& error) {
-        return std::string{"Mismatch: "} + error.what();
-    } catch (std::exception const& error) {
-        return std::string{"other: "} + error.what();
-    }
-    return "nothing";
-}
-bool has(std::string const& text, std::string_view part) {
-    return text.find(part) != std::string::npos;
 }
 
 Adam const adam{.learning_rate = rate, .beta1 = beta1, .beta2 = beta2, .epsilon = epsilon};
@@ -436,10 +419,10 @@ TEST_CASE("groups are refreshed with their settings, from one list each") {
         std::vector<Param<double>*> second{model.listed[1]};
         ZeroRedundancyOptimizer zero{comm, first, adam, {.reduces_gradients = true}};
         zero.add_parameter_group(second, Adam{.learning_rate = 0.5});
-        std::string const text = thrown_by([&] { zero.refresh(model.listed); });
+        std::string const text = failure_of([&] { zero.refresh(model.listed); });
         CHECK(
             text ==
-            "ContractViolation: refresh() was given 1 lists of parameters, but there are 2 groups; give one for each, "
+            "contract: refresh() was given 1 lists of parameters, but there are 2 groups; give one for each, "
             "in their order, or none for the same parameters"
         );
         model.add("crown", 2, true);
@@ -475,24 +458,24 @@ TEST_CASE("a sharded optimizer refuses what belongs elsewhere, and is as it was 
             epoch();
             {
                 Join guard{participants(zero)};
-                CHECK(has(thrown_by([&] { zero.refresh(); }), "refresh() was called in a guard"));
+                says(failure_of([&] { zero.refresh(); }), "refresh() was called in a guard");
                 guard.finish();
             }
             bool const is_last = comm.rank() == comm.size() - 1;
             if (comm.size() > 1) {
                 model.at("alpha").requires_grad = is_last;
-                std::string text = thrown_by([&] { zero.refresh(); });
+                std::string text = failure_of([&] { zero.refresh(); });
                 CAPTURE(text);
-                CHECK(text.starts_with("Mismatch: models differ: parameter 0 (alpha)"));
+                CHECK(text.starts_with("mismatch: models differ: parameter 0 (alpha)"));
                 model.at("alpha").requires_grad = false;
 
                 std::vector<Param<double>*> list = model.listed;
                 if (is_last) {
                     list.push_back(nullptr);
                 }
-                text = thrown_by([&] { zero.refresh(list); });
-                CHECK(text.starts_with(is_last ? "ContractViolation: " : "PeerFailed: rank"));
-                CHECK(has(text, "pointer 4 is null"));
+                text = failure_of([&] { zero.refresh(list); });
+                CHECK(text.starts_with(is_last ? "contract: " : "peer: rank"));
+                says(text, "pointer 4 is null");
             }
             epoch();
         }
@@ -509,25 +492,25 @@ TEST_CASE("a sharded model refuses an open window, and parts of values") {
             sharded.backward([&](auto ready) { model.add_gradients(ready); });
         };
         accumulate();
-        CHECK(has(
-            thrown_by([&] { sharded.refresh(); }),
-            "ContractViolation: refresh() was called while gradients hold batches that no round has reduced"
-        ));
+        says(
+            failure_of([&] { sharded.refresh(); }),
+            "contract: refresh() was called while gradients hold batches that no round has reduced"
+        );
         model.zero_gradients();
-        CHECK(thrown_by([&] { sharded.refresh(); }) == "nothing");
+        CHECK(failure_of([&] { sharded.refresh(); }) == "");
         accumulate();
         sharded.discard_window();
-        CHECK(thrown_by([&] { sharded.refresh(); }) == "nothing");
+        CHECK(failure_of([&] { sharded.refresh(); }) == "");
 
         std::vector<StridedParam> engine;
         engine.push_back({{{DType::f64, {5}, {1}}, {DType::f64, {5}, {1}}, {}}});
         std::vector<GatheredParam> params = gathered(std::move(engine));
         ShardedDataParallel parts{comm, params, adam, {.sharding = Sharding::parameters}};
-        CHECK(has(
-            thrown_by([&] { parts.refresh(); }),
-            "ContractViolation: refresh() is not for Sharding::parameters, where no rank has whole values; write a "
+        says(
+            failure_of([&] { parts.refresh(); }),
+            "contract: refresh() is not for Sharding::parameters, where no rank has whole values; write a "
             "Checkpoint, make the ShardedDataParallel anew, and read it"
-        ));
+        );
     });
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/failure_text.hpp>
 
 #include <support/environment_variable.hpp>
 #include <support/gathered_param.hpp>
@@ -31,21 +32,6 @@ using joinable::DistributedDataParallel;
 using joinable::detail::RequestedChecks;
 
 constexpr char const* variable = "JOINABLE_CHECK";
-
-/// The type of an exception that f() throws, and its text.
-template <class F>
-std::string failure_of(F const& f) {
-    try {
-        f();
-    } catch (joinable::Mismatch const& error) {
-        return std::string{"Mismatch: "} + error.what();
-    } catch (joinable::PeerFailed const& error) {
-        return std::string{"PeerFailed: "} + error.what();
-    } catch (ContractViolation const& error) {
-        return std::string{"ContractViolation: "} + error.what();
-    }
-    return {};
-}
 
 /// Trains up to four rounds with a guard. In round 1 the last rank spoils its first value, or adds to a gradient
 /// after it was ready. Returns how many rounds were completed.
@@ -102,7 +88,7 @@ TEST_CASE("JOINABLE_CHECK has words with commas between them, and an unknown one
         auto params = make_params<double>({3});
         CHECK(
             failure_of([&] { DistributedDataParallel{comm, params}; }) ==
-            "ContractViolation: expected words of collectives, ready and replicas in JOINABLE_CHECK, "
+            "contract: expected words of collectives, ready and replicas in JOINABLE_CHECK, "
             "with commas between them, but found \"replica\""
         );
         comm.barrier();
@@ -155,7 +141,7 @@ TEST_CASE("with JOINABLE_CHECK=replicas ranks compare in each round, or as often
                 CHECK(rounds == 4);
             });
             CAPTURE(text);
-            CHECK((text.find("Mismatch: replicas differ: parameter 0") == 0) == (comm.size() > 1));
+            CHECK((text.find("mismatch: replicas differ: parameter 0") == 0) == (comm.size() > 1));
             // Each of its three elements got 1 in each round that was completed.
             CHECK(params[0].g(2) == (comm.size() == 1 ? 4.0 : every == 3 ? 2.0 : 1.0));
         });
@@ -185,14 +171,10 @@ TEST_CASE(
         std::string const differs =
             "options differ: JOINABLE_CHECK: rank 0 has ready, rank 1 has ready,replicas";
         CHECK(failure("ready,replicas", ddp).find(differs) != std::string::npos);
-        CHECK(failure("ready,replicas", ddp).find("Mismatch: ") == 0);
+        CHECK(failure("ready,replicas", ddp).find("mismatch: ") == 0);
         CHECK(failure("ready,replicas", sharded).find(differs) != std::string::npos);
         std::string const unknown = failure("redy", ddp);
-        CHECK(
-            unknown.find(
-                comm.rank() == 1 ? "ContractViolation: " : "PeerFailed: rank 1 failed: "
-            ) == 0
-        );
+        CHECK(unknown.find(comm.rank() == 1 ? "contract: " : "peer: rank 1 failed: ") == 0);
         CHECK(unknown.find("but found \"redy\"") != std::string::npos);
         CHECK(failure("ready", ddp).empty()); // they go on
     });

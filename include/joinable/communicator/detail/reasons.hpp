@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -67,15 +66,6 @@ in_words_of(int rank, std::string const& what, AbortReason reason) {
         );
     }
     return reason;
-}
-
-/// Whether a group of these ranks of a communicator, in this order, gives some of them another
-/// number.
-[[nodiscard]] inline bool renumbers(std::span<int const> members) noexcept {
-    int rank = 0;
-    return std::any_of(members.begin(), members.end(), [&](int member) {
-        return member != rank++;
-    });
 }
 
 /// Whether an exception that was thrown for `told` has the kind and the ranks of `thrown`.

@@ -23,6 +23,7 @@
 #include <joinable/communicator/hierarchical/detail/groups.hpp>
 #include <joinable/communicator/hierarchical/options.hpp>
 #include <joinable/communicator/model_table.hpp>
+#include <joinable/detail/failure.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>

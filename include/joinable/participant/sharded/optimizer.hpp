@@ -366,13 +366,7 @@ protected:
         entry.leave();
         start->run(comm_, 0);
         auto const finish = [&] {
-            if (group.values) {
-                group.values->take(group.shards, scratch_[0]);
-                list_given(given_.back(), group.parameters); // they lie elsewhere now
-            }
-            for (detail::OptimizerShard const& shard : group.shards) {
-                shard.load_masters(group.parameters, scratch_[0]);
-            }
+            place_values(group, given_.back());
             device().finish(); // before the engine's memory ends
             rules_.push_back(std::move(rule));
         };
@@ -490,19 +484,9 @@ protected:
         broadcast->run(comm_, 0);
         auto const finish = [&] {
             for (std::size_t k = 0; k < groups_.size(); ++k) {
-                if (Group const& group = groups_[k]; group.values) {
-                    group.values->take(group.shards, scratch_[0]);
-                    list_given(given_[k], group.parameters);
-                }
-            }
-            std::size_t k = 0;
-            for (Group const& group : groups_) {
-                for (detail::OptimizerShard const& shard : group.shards) {
-                    shard.load_masters(group.parameters, scratch_[0], [&](std::size_t i) {
-                        return !relisted[k].was_trained(i) || !relisted[k].is_equal(i);
-                    });
-                }
-                ++k;
+                place_values(groups_[k], given_[k], [&](std::size_t i) {
+                    return !relisted[k].was_trained(i) || !relisted[k].is_equal(i);
+                });
             }
             device().finish(); // before the engine's memory ends
             former_values_.reserve(former_values_.size() + before.size());
@@ -635,6 +619,19 @@ private:
     void list_given(Given& given, ParameterList const& parameters) const {
         if (!shards_values()) {
             static_cast<void>(given.listed.emplace(parameters, true));
+        }
+    }
+    /// Moves the values of a group to where they are kept, and loads masters from them: those of the parameters for which
+    /// `loads(i)`, or all. Local.
+    void place_values(
+        Group const& group, Given& given, std::function<bool(std::size_t)> const& loads = {}
+    ) {
+        if (group.values) {
+            group.values->take(group.shards, scratch_[0]);
+            list_given(given, group.parameters); // they lie elsewhere now
+        }
+        for (detail::OptimizerShard const& shard : group.shards) {
+            shard.load_masters(group.parameters, scratch_[0], loads);
         }
     }
     /// Makes these the groups, and the present ones these.

@@ -30,6 +30,7 @@
 #include <joinable/communicator/gloo/options.hpp>
 #include <joinable/communicator/tcp/communicator.hpp>
 #include <joinable/communicator/tcp/options.hpp>
+#include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 

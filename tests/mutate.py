@@ -2337,13 +2337,13 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "rules of different classes*",
     ),
     Mutation(
-        "a-closure-runs-after-the-step", "participant/detail/closure.hpp",
+        "a-closure-runs-after-the-step", "join/joinable.hpp",
         "        return run_then(joinable, std::forward<Closure>(closure), step);",
         "        step();\n        return run_then(joinable, std::forward<Closure>(closure), [] {});",
         "participant/closure.test.cpp", "a step with a closure*",
     ),
     Mutation(
-        "what-a-closure-throws-is-not-told", "participant/detail/closure.hpp",
+        "what-a-closure-throws-is-not-told", "join/joinable.hpp",
         "        return run_then(joinable, std::forward<Closure>(closure), step);",
         "        struct Then {\n            F const& step;\n            int before = std::uncaught_exceptions();\n"
         "            ~Then() noexcept(false) { if (std::uncaught_exceptions() == before) { step(); } }\n"

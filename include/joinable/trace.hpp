@@ -6,7 +6,6 @@
 
 #include <joinable/trace/data_parallel_report.hpp>
 #include <joinable/trace/gather.hpp>
-#include <joinable/trace/join_result.hpp>
 #include <joinable/trace/picture.hpp>
 #include <joinable/trace/progress_line.hpp>
 #include <joinable/trace/trace.hpp>

@@ -14538,6 +14538,19 @@ decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
     return run_then(joinable, std::forward<F>(collectives), [&] { round.done(); });
 }
 
+/// step(closure) of a participant: runs the closure, then `step()`, and returns what the closure returned.
+template <class J, class Closure, class F>
+decltype(auto) step_after(J& joinable, Closure&& closure, F const& step) {
+    static_assert(
+        std::invocable<Closure>,
+        "step: expected a function that takes nothing and runs the passes, as in optimizer.step([&] { ...; "
+        "return loss; })"
+    );
+    if constexpr (std::invocable<Closure>) {
+        return run_then(joinable, std::forward<Closure>(closure), step);
+    }
+}
+
 } // namespace detail
 
 }} // namespace joinable::v0
@@ -18608,25 +18621,6 @@ DistributedDataParallel(detail::AnyArgument, detail::AnyArgument, ...)
     -> DistributedDataParallel<detail::MisspeltOptions<DataParallelOptions>>;
 
 }} // namespace joinable::v0
-
-// ---- joinable/participant/detail/closure.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// step(closure) of a participant: runs the closure, then `step()`, and returns what the closure returned.
-template <class J, class Closure, class F>
-decltype(auto) step_after(J& joinable, Closure&& closure, F const& step) {
-    static_assert(
-        std::invocable<Closure>,
-        "step: expected a function that takes nothing and runs the passes, as in optimizer.step([&] { ...; "
-        "return loss; })"
-    );
-    if constexpr (std::invocable<Closure>) {
-        return run_then(joinable, std::forward<Closure>(closure), step);
-    }
-}
-
-}}} // namespace joinable::v0::detail
 
 // ---- joinable/participant/step.hpp
 
@@ -28305,7 +28299,7 @@ private:
 
 }} // namespace joinable::v0
 
-// ---- joinable/communicator/shared_memory/group/shared_heap.hpp
+// ---- joinable/communicator/shared_memory/impl/thread.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
 
@@ -28315,60 +28309,8 @@ private:
 #include <cstdint>
 #include <memory>
 #include <new>
-#include <vector>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Heap memory that ranks share as threads. It lives until the last rank's arena is destroyed.
-/// Collective; blocks.
-/// @throws Mismatch        see check_same_size.
-/// @throws std::bad_alloc  on all ranks.
-template <class Comm>
-[[nodiscard]] Arena share_heap(Comm& comm, std::size_t bytes) {
-    struct Owned {
-        Arena memory;
-        std::atomic<int> owners;
-    };
-    std::unique_ptr<Owned> made;
-    if (comm.rank() == 0) {
-        try {
-            made.reset(new Owned{Arena{bytes}, comm.size()});
-        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): a null pointer reports it
-        }
-    }
-    auto const ranks = static_cast<std::size_t>(comm.size());
-    std::array<std::uint64_t, 2> const mine{bytes, reinterpret_cast<std::uintptr_t>(made.get())};
-    std::vector<std::array<std::uint64_t, 2>> all(ranks);
-    comm.all_gather({mine.data(), 2, DType::u64}, {all.data(), 2 * ranks, DType::u64}).wait();
-    std::vector<std::uint64_t> sizes;
-    for (auto const& words : all) {
-        sizes.push_back(words[0]);
-    }
-    check_same_size(sizes);
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's pointer, in the same process
-    auto* const owned = reinterpret_cast<Owned*>(static_cast<std::uintptr_t>(all[0][1]));
-    if (owned == nullptr) {
-        throw std::bad_alloc{};
-    }
-    static_cast<void>(made.release()); // now every rank owns it
-    auto const release = [](void* its, std::byte*, std::size_t) noexcept {
-        auto* const shared = static_cast<Owned*>(its);
-        if (shared->owners.fetch_sub(1) == 1) {
-            delete shared;
-        }
-    };
-    return {owned->memory.data(), bytes, release, owned};
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/communicator/shared_memory/impl/thread.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
 #include <utility>
+#include <vector>
 
 namespace joinable { inline namespace v0 {
 
@@ -28383,7 +28325,39 @@ JOINABLE_DEFINITION ThreadCommunicator ThreadCommunicator::split(int color, int 
 }
 
 JOINABLE_DEFINITION Arena ThreadCommunicator::share(std::size_t bytes) {
-    return detail::share_heap(*this, bytes);
+    struct Owned {
+        Arena memory;
+        std::atomic<int> owners;
+    };
+    std::unique_ptr<Owned> made;
+    if (rank() == 0) {
+        try {
+            made.reset(new Owned{Arena{bytes}, size()});
+        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): a null pointer reports it
+        }
+    }
+    auto const ranks = static_cast<std::size_t>(size());
+    std::array<std::uint64_t, 2> const mine{bytes, reinterpret_cast<std::uintptr_t>(made.get())};
+    std::vector<std::array<std::uint64_t, 2>> all(ranks);
+    all_gather({mine.data(), 2, DType::u64}, {all.data(), 2 * ranks, DType::u64}).wait();
+    std::vector<std::uint64_t> sizes;
+    for (auto const& words : all) {
+        sizes.push_back(words[0]);
+    }
+    detail::check_same_size(sizes);
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's pointer, in the same process
+    auto* const owned = reinterpret_cast<Owned*>(static_cast<std::uintptr_t>(all[0][1]));
+    if (owned == nullptr) {
+        throw std::bad_alloc{};
+    }
+    static_cast<void>(made.release()); // now every rank owns it
+    auto const release = [](void* its, std::byte*, std::size_t) noexcept {
+        auto* const shared = static_cast<Owned*>(its);
+        if (shared->owners.fetch_sub(1) == 1) {
+            delete shared;
+        }
+    };
+    return {owned->memory.data(), bytes, release, owned};
 }
 
 JOINABLE_DEFINITION ThreadCommunicator::ThreadCommunicator(

@@ -195,6 +195,62 @@ template <class Comm>
 
 #endif
 
+// ---- joinable/communicator/detail/polling.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_POLLING_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_POLLING_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A pause between two polls of a wait. There is none at first, as long as `spins` says. Then the
+/// wait yields, because others may need this core. After 10 ms it sleeps.
+class PollPause {
+public:
+    explicit PollPause(std::chrono::nanoseconds spins) noexcept : spins_{spins} {}
+
+    void operator()() {
+        auto const now = std::chrono::steady_clock::now();
+        if (began_at_ == std::chrono::steady_clock::time_point{}) {
+            began_at_ = now;
+        }
+        if (now - began_at_ >= std::chrono::milliseconds{10}) {
+            std::this_thread::sleep_for(std::chrono::microseconds{50});
+        } else if (now - began_at_ >= spins_) {
+            std::this_thread::yield();
+        }
+    }
+
+private:
+    std::chrono::nanoseconds spins_;
+    std::chrono::steady_clock::time_point began_at_{};
+};
+
+/// How a caller proceeds with operations in flight.
+enum class Waiting : std::uint8_t {
+    blocks,
+    tests, ///< ends by the deadline
+    polls, ///< like tests, without a deadline
+};
+
+/// Whether `work` is complete, or there is none. Complete work is destroyed.
+template <Work W>
+[[nodiscard]] bool is_complete(std::optional<W>& work, Waiting waiting) {
+    if (!work) {
+        return true;
+    }
+    if (waiting == Waiting::blocks) {
+        work->wait();
+    } else if (waiting == Waiting::tests ? !work->test() : !make_progress(*work)) {
+        return false;
+    }
+    work.reset();
+    return true;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/reduction/reduce.hpp
 
 #ifndef JOINABLE_REDUCTION_REDUCE_HPP_PART_1
@@ -381,6 +437,12 @@ type_of_part(DType dtype, std::size_t count, std::size_t at_bytes, std::size_t m
     }
     return made;
 }
+
+/// In the first millisecond there is no pause: each poll moves data, and MPI itself yields if it
+/// knows that ranks share cores.
+struct MpiPause : PollPause {
+    MpiPause() noexcept : PollPause{std::chrono::milliseconds{1}} {}
+};
 
 }}} // namespace joinable::v0::detail
 
@@ -1579,74 +1641,6 @@ difference_of_checks(std::span<std::uint64_t const> words) {
     );
     return AbortReason{FailureKind::mismatch, others, text};
 }
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/communicator/detail/polling.hpp
-
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_POLLING_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_POLLING_HPP_PART_1
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A pause between two polls of a wait. There is none at first, as long as `spins` says. Then the
-/// wait yields, because others may need this core. After 10 ms it sleeps.
-class PollPause {
-public:
-    explicit PollPause(std::chrono::nanoseconds spins) noexcept : spins_{spins} {}
-
-    void operator()() {
-        auto const now = std::chrono::steady_clock::now();
-        if (began_at_ == std::chrono::steady_clock::time_point{}) {
-            began_at_ = now;
-        }
-        if (now - began_at_ >= std::chrono::milliseconds{10}) {
-            std::this_thread::sleep_for(std::chrono::microseconds{50});
-        } else if (now - began_at_ >= spins_) {
-            std::this_thread::yield();
-        }
-    }
-
-private:
-    std::chrono::nanoseconds spins_;
-    std::chrono::steady_clock::time_point began_at_{};
-};
-
-/// How a caller proceeds with operations in flight.
-enum class Waiting : std::uint8_t {
-    blocks,
-    tests, ///< ends by the deadline
-    polls, ///< like tests, without a deadline
-};
-
-/// Whether `work` is complete, or there is none. Complete work is destroyed.
-template <Work W>
-[[nodiscard]] bool is_complete(std::optional<W>& work, Waiting waiting) {
-    if (!work) {
-        return true;
-    }
-    if (waiting == Waiting::blocks) {
-        work->wait();
-    } else if (waiting == Waiting::tests ? !work->test() : !make_progress(*work)) {
-        return false;
-    }
-    work.reset();
-    return true;
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/communicator/mpi/detail/pause.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// In the first millisecond there is no pause: each poll moves data, and MPI itself yields if it
-/// knows that ranks share cores.
-struct MpiPause : PollPause {
-    MpiPause() noexcept : PollPause{std::chrono::milliseconds{1}} {}
-};
 
 }}} // namespace joinable::v0::detail
 

@@ -484,6 +484,10 @@ void write_json(Trace const& trace, std::function<void(std::string_view)> const&
 /// The same as one string.
 [[nodiscard]] std::string to_json(Trace const& trace);
 
+/// The result as one line of JSON: an object with the members of JoinResult under their names. Only
+/// `waited` is called `waited_nanoseconds`.
+[[nodiscard]] std::string to_json(JoinResult const& result);
+
 }} // namespace joinable::v0
 
 // ---- joinable/trace/impl/trace.ipp
@@ -642,6 +646,25 @@ JOINABLE_DEFINITION std::string to_json(Trace const& trace) {
     std::string text;
     write_json(trace, [&](std::string_view piece) { text += piece; });
     return text;
+}
+
+JOINABLE_DEFINITION std::string to_json(JoinResult const& result) {
+    auto const array = [](auto const& numbers) {
+        std::string text = "[";
+        for (auto const number : numbers) {
+            text += detail::concat(text.size() == 1 ? "" : ",", number);
+        }
+        return text + "]";
+    };
+    std::string text = detail::concat("{\"rounds\":", result.rounds);
+    text += detail::concat(",\"own_rounds\":", result.own_rounds);
+    text += detail::concat(",\"shadow_rounds\":", result.shadow_rounds);
+    text += ",\"rounds_per_rank\":" + array(result.rounds_per_rank);
+    text += ",\"last_joiners\":" + array(result.last_joiners);
+    text += detail::concat(",\"authoritative_rank\":", result.authoritative_rank);
+    text += detail::concat(",\"stopped_early\":", result.stopped_early ? "true" : "false");
+    text += detail::concat(",\"unsynced_rounds\":", result.unsynced_rounds);
+    return text + detail::concat(",\"waited_nanoseconds\":", result.waited.count(), "}");
 }
 
 }} // namespace joinable::v0
@@ -1387,45 +1410,6 @@ JOINABLE_DEFINITION void write_on_first_rank(
 }
 
 }}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/trace/join_result.hpp
-
-namespace joinable { inline namespace v0 {
-
-/// The result as one line of JSON: an object with the members of JoinResult under their names. Only
-/// `waited` is called `waited_nanoseconds`.
-[[nodiscard]] std::string to_json(JoinResult const& result);
-
-}} // namespace joinable::v0
-
-// ---- joinable/trace/impl/join_result.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-namespace joinable { inline namespace v0 {
-
-JOINABLE_DEFINITION std::string to_json(JoinResult const& result) {
-    auto const array = [](auto const& numbers) {
-        std::string text = "[";
-        for (auto const number : numbers) {
-            text += detail::concat(text.size() == 1 ? "" : ",", number);
-        }
-        return text + "]";
-    };
-    std::string text = detail::concat("{\"rounds\":", result.rounds);
-    text += detail::concat(",\"own_rounds\":", result.own_rounds);
-    text += detail::concat(",\"shadow_rounds\":", result.shadow_rounds);
-    text += ",\"rounds_per_rank\":" + array(result.rounds_per_rank);
-    text += ",\"last_joiners\":" + array(result.last_joiners);
-    text += detail::concat(",\"authoritative_rank\":", result.authoritative_rank);
-    text += detail::concat(",\"stopped_early\":", result.stopped_early ? "true" : "false");
-    text += detail::concat(",\"unsynced_rounds\":", result.unsynced_rounds);
-    return text + detail::concat(",\"waited_nanoseconds\":", result.waited.count(), "}");
-}
-
-}} // namespace joinable::v0
 
 #endif
 

@@ -60,6 +60,10 @@ protected:
     ~ShardSums() = default;
 };
 
+/// The sum of `power`-th powers of magnitudes, computed in double, for a tensor in host memory; 0 for one
+/// without elements. With an infinite power the largest magnitude, NaN if an element is NaN. @pre power > 0
+[[nodiscard]] double sum_of_powers(AnyView const& tensor, double power);
+
 } // namespace detail
 
 /// The gradients that a rank is about to step by, and sums and maxima over all ranks. Code that gets
@@ -209,6 +213,27 @@ struct LossScaler {
 namespace joinable { inline namespace v0 {
 
 namespace detail {
+
+JOINABLE_DEFINITION double sum_of_powers(AnyView const& tensor, double power) {
+    if (power == 2) {
+        return sum_of_squares(tensor);
+    }
+    std::size_t const count = tensor.numel();
+    IndexOrder const order{tensor.extents(), tensor.strides()};
+    double result = 0;
+    visit_floating(tensor.dtype(), [&]<class T>(std::type_identity<T>) {
+        auto const* const first = static_cast<T const*>(tensor.data());
+        auto const magnitude = [](auto number) { return std::abs(static_cast<double>(number)); };
+        if (std::isinf(power)) {
+            result = combine_terms<LargerNumber>(first, count, order, magnitude);
+        } else {
+            result = combine_terms<AddNumbers>(first, count, order, [&](auto number) {
+                return std::pow(magnitude(number), power);
+            });
+        }
+    });
+    return result;
+}
 
 inline void check_power(std::string_view what, double power) {
     if (!(power > 0)) {
@@ -4865,51 +4890,6 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
-
-// ---- joinable/optimizer/powers.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// The sum of `power`-th powers of magnitudes, computed in double, for a tensor in host memory; 0 for one
-/// without elements. With an infinite power the largest magnitude, NaN if an element is NaN. @pre power > 0
-[[nodiscard]] double sum_of_powers(AnyView const& tensor, double power);
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/optimizer/impl/powers.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <cmath>
-#include <cstddef>
-#include <type_traits>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION double sum_of_powers(AnyView const& tensor, double power) {
-    if (power == 2) {
-        return sum_of_squares(tensor);
-    }
-    std::size_t const count = tensor.numel();
-    IndexOrder const order{tensor.extents(), tensor.strides()};
-    double result = 0;
-    visit_floating(tensor.dtype(), [&]<class T>(std::type_identity<T>) {
-        auto const* const first = static_cast<T const*>(tensor.data());
-        auto const magnitude = [](auto number) { return std::abs(static_cast<double>(number)); };
-        if (std::isinf(power)) {
-            result = combine_terms<LargerNumber>(first, count, order, magnitude);
-        } else {
-            result = combine_terms<AddNumbers>(first, count, order, [&](auto number) {
-                return std::pow(magnitude(number), power);
-            });
-        }
-    });
-    return result;
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
 
 // ---- joinable/participant/sharded/detail/before_step.hpp
 

@@ -536,6 +536,19 @@ decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
     return run_then(joinable, std::forward<F>(collectives), [&] { round.done(); });
 }
 
+/// step(closure) of a participant: runs the closure, then `step()`, and returns what the closure returned.
+template <class J, class Closure, class F>
+decltype(auto) step_after(J& joinable, Closure&& closure, F const& step) {
+    static_assert(
+        std::invocable<Closure>,
+        "step: expected a function that takes nothing and runs the passes, as in optimizer.step([&] { ...; "
+        "return loss; })"
+    );
+    if constexpr (std::invocable<Closure>) {
+        return run_then(joinable, std::forward<Closure>(closure), step);
+    }
+}
+
 } // namespace detail
 
 }} // namespace joinable::v0

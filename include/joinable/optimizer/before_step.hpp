@@ -36,6 +36,10 @@ protected:
     ~ShardSums() = default;
 };
 
+/// The sum of `power`-th powers of magnitudes, computed in double, for a tensor in host memory; 0 for one
+/// without elements. With an infinite power the largest magnitude, NaN if an element is NaN. @pre power > 0
+[[nodiscard]] double sum_of_powers(AnyView const& tensor, double power);
+
 } // namespace detail
 
 /// The gradients that a rank is about to step by, and sums and maxima over all ranks. Code that gets

@@ -8,7 +8,6 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/join/joinable.hpp>
-#include <joinable/participant/detail/closure.hpp>
 
 namespace joinable { inline namespace v0 {
 

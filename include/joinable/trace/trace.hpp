@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <joinable/config.hpp>
+#include <joinable/join/result.hpp>
 #include <joinable/trace/trace_timeline.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -40,6 +41,10 @@ void write_json(Trace const& trace, std::function<void(std::string_view)> const&
 
 /// The same as one string.
 [[nodiscard]] std::string to_json(Trace const& trace);
+
+/// The result as one line of JSON: an object with the members of JoinResult under their names. Only
+/// `waited` is called `waited_nanoseconds`.
+[[nodiscard]] std::string to_json(JoinResult const& result);
 
 }} // namespace joinable::v0
 

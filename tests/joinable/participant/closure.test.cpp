@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // step(closure): the closure is the loop's body. The oracle: one rank in double.
-#include <joinable/participant/detail/closure.hpp>
+#include <joinable/join/joinable.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <joinable/trace/join_result.hpp>
+#include <joinable/trace/trace.hpp>
 
 #include <chrono>
 #include <cstddef>

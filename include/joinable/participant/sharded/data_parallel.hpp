@@ -23,7 +23,6 @@
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/result.hpp>
-#include <joinable/participant/detail/closure.hpp>
 #include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/participant/detail/relisted.hpp>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <climits>
 #include <concepts>
 #include <cstddef>
@@ -12,6 +13,7 @@
 
 #include <mpi.h>
 
+#include <joinable/communicator/detail/polling.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/reduction/reduce.hpp>
@@ -152,5 +154,11 @@ type_of_part(DType dtype, std::size_t count, std::size_t at_bytes, std::size_t m
     }
     return made;
 }
+
+/// In the first millisecond there is no pause: each poll moves data, and MPI itself yields if it
+/// knows that ranks share cores.
+struct MpiPause : PollPause {
+    MpiPause() noexcept : PollPause{std::chrono::milliseconds{1}} {}
+};
 
 }}} // namespace joinable::v0::detail

@@ -13,7 +13,6 @@
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/mpi/detail/api.hpp>
-#include <joinable/communicator/mpi/detail/pause.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 

@@ -18,13 +18,13 @@
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/mpi/detail/alarm.hpp>
+#include <joinable/communicator/mpi/detail/api.hpp>
 #include <joinable/communicator/mpi/detail/calls.hpp>
 #include <joinable/communicator/mpi/detail/check.hpp>
 #include <joinable/communicator/mpi/detail/lock.hpp>
 #include <joinable/communicator/mpi/detail/memory.hpp>
 #include <joinable/communicator/mpi/detail/messages.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
-#include <joinable/communicator/mpi/detail/pause.hpp>
 #include <joinable/communicator/mpi/options.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>

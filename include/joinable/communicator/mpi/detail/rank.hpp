@@ -21,12 +21,12 @@
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
 #include <joinable/communicator/mpi/detail/alarm.hpp>
+#include <joinable/communicator/mpi/detail/api.hpp>
 #include <joinable/communicator/mpi/detail/in_flight.hpp>
 #include <joinable/communicator/mpi/detail/lock.hpp>
 #include <joinable/communicator/mpi/detail/memory.hpp>
 #include <joinable/communicator/mpi/detail/messages.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
-#include <joinable/communicator/mpi/detail/pause.hpp>
 #include <joinable/communicator/mpi/detail/peers.hpp>
 #include <joinable/communicator/mpi/options.hpp>
 #include <joinable/detail/failure.hpp>

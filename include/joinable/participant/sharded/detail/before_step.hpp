@@ -23,7 +23,6 @@
 #include <joinable/error.hpp>
 #include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/partition.hpp>
-#include <joinable/optimizer/powers.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/state_arrays.hpp>
 #include <joinable/participant/sharded/detail/group.hpp>

@@ -70,16 +70,21 @@ inline double scaled_sum_of(
     return sum_of(dtype, terms);
 }
 
-/// In row-major order.
+/// In row-major order. By pointers, as offsets_of().
 inline Numbers read(joinable::AnyView const& view) {
     Numbers numbers;
     visit_real(view.dtype(), [&]<class T>(std::type_identity<T>) {
-        for (std::size_t const offset : offsets_of(view.extents(), view.strides())) {
-            T const element = static_cast<T const*>(view.data())[offset];
+        std::vector<std::size_t> const offsets = offsets_of(view.extents(), view.strides());
+        numbers.resize(offsets.size());
+        std::size_t const* offset = offsets.data();
+        T const* const data = static_cast<T const*>(view.data());
+        double* const end = numbers.data() + numbers.size();
+        for (double* to = numbers.data(); to != end; ++to) {
+            T const& element = data[*offset++];
             if constexpr (sizeof(T) == 2) {
-                numbers.push_back(static_cast<double>(static_cast<float>(element)));
+                *to = static_cast<double>(static_cast<float>(element));
             } else {
-                numbers.push_back(static_cast<double>(element));
+                *to = static_cast<double>(element);
             }
         }
     });
@@ -87,13 +92,15 @@ inline Numbers read(joinable::AnyView const& view) {
 }
 inline void write(joinable::AnyView const& view, Numbers const& numbers) {
     visit_real(view.dtype(), [&]<class T>(std::type_identity<T>) {
-        std::size_t next = 0;
-        for (std::size_t const offset : offsets_of(view.extents(), view.strides())) {
-            T& element = static_cast<T*>(view.data())[offset];
+        std::vector<std::size_t> const offsets = offsets_of(view.extents(), view.strides());
+        double const* next = numbers.data();
+        T* const data = static_cast<T*>(view.data());
+        std::size_t const* const end = offsets.data() + offsets.size();
+        for (std::size_t const* offset = offsets.data(); offset != end; ++offset) {
             if constexpr (!std::is_arithmetic_v<T>) {
-                element = T{static_cast<float>(numbers[next++])};
+                data[*offset] = T{static_cast<float>(*next++)};
             } else {
-                element = static_cast<T>(numbers[next++]);
+                data[*offset] = static_cast<T>(*next++);
             }
         }
     });

@@ -35,7 +35,6 @@ report() { # log: what failed and what was skipped, and every hundredth test
 build_and_test() { # preset [arguments of cmake]
     step "$*"
     cmake --preset "$@" | { grep "skipped: " || true; }
-    echo "$(ninja -C "build/$1" -n | grep -c "Building CXX") files to compile, then the tests"
     cmake --build "build/$1"
     rejoin
     local show=cat

@@ -4,7 +4,9 @@
 // The command line.
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
@@ -59,6 +61,22 @@ CLI::Validator one_of(std::map<std::string, Choice> const& choices) {
     };
 }
 
+/// Accepts finite numbers of at least 0, or above 0. CLI11's own checks accept NaN, and let a std::size_t be -5.
+inline CLI::Validator number(bool may_be_zero) {
+    return CLI::Validator{
+        [=](std::string& word) {
+            char* end = nullptr;
+            double const value = std::strtod(word.c_str(), &end);
+            bool const is_number = end != word.c_str() && *end == '\0' && std::isfinite(value);
+            return is_number && (value > 0 || (value == 0 && may_be_zero))
+                       ? std::string{}
+                       : word + " is not allowed; give a number " +
+                             (may_be_zero ? "of at least 0" : "above 0");
+        },
+        ""
+    };
+}
+
 /// Prints one empty line between groups, where CLI11 prints two.
 struct HelpFormatter : CLI::Formatter {
     std::string
@@ -100,7 +118,8 @@ inline void add_text_options(CLI::App& app, Options& options) {
             "Read at most N bytes; 0 reads everything. Default: everything of the files\n"
             "that are given, " +
             std::to_string(default_limit_bytes) + " bytes of this repository."
-        );
+        )
+        ->check(number(true));
     std::map<std::string, Mode> const modes{
         {"join", Mode::join}, {"drop", Mode::drop}, {"even", Mode::even}
     };
@@ -144,7 +163,7 @@ inline void add_rank_options(CLI::App& app, Options& options) {
     )
         ->group("Ranks");
     group.add("--deadline", options.patience, "X", "Seconds that a rank waits for the others.")
-        .check(CLI::PositiveNumber);
+        .check(number(false));
     std::map<std::string, Where> const devices{{"host", Where::host}, {"cuda", Where::cuda}};
     group
         .add(
@@ -229,7 +248,7 @@ inline void add_training_options(CLI::App& app, Options& options) {
     group.add("--vectors", options.vectors, "N", "How many of each matrix powersgd sends.")
         .check(CLI::Range(1, 64));
     group.add("--period", options.period, "N", "Rounds from one average of local to the next.")
-        .check(CLI::PositiveNumber);
+        .check(number(false));
     group
         .add(
             "--rate",
@@ -237,12 +256,11 @@ inline void add_training_options(CLI::App& app, Options& options) {
             "X",
             "Learning rate at the start. Default: 0.15 for sgd, 0.01 for the others."
         )
-        .check(CLI::PositiveNumber);
+        .check(number(false));
     group.add("--momentum", options.momentum, "X", "Momentum of sgd, 0 to 1.")
         .check(CLI::Range(0.0, 1.0));
-    group.add(
-        "--seed", options.seed, "N", "Decides the first parameters and the order of batches."
-    );
+    group.add("--seed", options.seed, "N", "Decides the first parameters and the order of batches.")
+        .check(number(true));
     group
         .add(
             "--bucket-bytes",
@@ -251,7 +269,7 @@ inline void add_training_options(CLI::App& app, Options& options) {
             "Bytes of gradients that travel together. With fewer the first ones travel\n"
             "earlier."
         )
-        .check(CLI::PositiveNumber);
+        .check(number(false));
 }
 
 inline void add_save_options(CLI::App& app, Options& options) {
@@ -263,7 +281,7 @@ inline void add_save_options(CLI::App& app, Options& options) {
         "Write the training into FILE, in the safetensors layout."
     );
     group.add("--checkpoint-every", options.save.every, "N", "Rounds from one to the next.")
-        .check(CLI::PositiveNumber);
+        .check(number(false));
     group.add(
         "--resume",
         options.save.resume,

@@ -76,7 +76,8 @@ inline void require_savable(SaveOptions const& options, bool is_sharded) {
     }
     if (options.is_wanted() && !can_save) {
         throw InputError{
-            "--checkpoint and --resume need a program that was built with nlohmann_json"
+            "--checkpoint and --resume need a program that was built with nlohmann_json, and this one was not; "
+            "install it (Debian: nlohmann-json3-dev) and build again"
         };
     }
 }

@@ -310,7 +310,8 @@ inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId
             describe_parameter(parameters, i) +
             (!value ? " has no value"
              : value.device() != device
-                 ? " is not on " + to_text(device) + "; make a model for each device"
+                 ? " is on " + to_text(value.device()) + ", but its communicator moves memory of " +
+                       to_text(device) + "; make a model for each device"
                  : " has a value at a null pointer")
         };
     }

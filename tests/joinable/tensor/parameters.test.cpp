@@ -144,6 +144,23 @@ TEST_CASE("a null pointer is refused by its place") {
     );
 }
 
+struct OfViews {
+    joinable::AnyView value;
+    joinable::AnyView grad;
+};
+
+TEST_CASE("a value on another device than its communicator's is refused by both devices") {
+    joinable::AnyView const far{
+        nullptr, joinable::DType::f32, {2}, {1}, {joinable::DeviceKind::cuda, 1}
+    };
+    std::vector<OfViews> list{{far, far}};
+    CHECK_THROWS_WITH_AS(
+        joinable::detail::check_value(parameters(list), 0, joinable::DeviceId{}),
+        "parameter 0 is on CUDA device 1, but its communicator moves memory of the host; make a model for each device",
+        joinable::ContractViolation
+    );
+}
+
 TEST_CASE("a gradient can be set where the traits allow it") {
     std::vector<joinable_tests::Param<float>> params;
     params.emplace_back(2);

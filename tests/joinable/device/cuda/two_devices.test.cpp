@@ -110,7 +110,7 @@ TEST_CASE(
         });
         CAPTURE(text); // that of this rank, or of a peer
         CHECK(
-            text.find("parameter 4 is not on CUDA device ") != std::string::npos
+            text.find("parameter 4 is on CUDA device ") != std::string::npos
         ); // the first upper one
         CHECK(text.ends_with("; make a model for each device"));
         module.lower.params[1].grad = module.upper.params[1].own.view();

@@ -82,14 +82,28 @@ concept has_sized_random_access = requires(Range& range) {
     { std::end(range) } -> std::sized_sentinel_for<decltype(std::begin(range))>;
 };
 
+/// Explains what cannot be dealt out.
 template <class Range>
-[[nodiscard]] constexpr std::size_t count_of(Range const& range) {
+[[nodiscard]] consteval bool can_be_dealt() {
     static_assert(
-        has_sized_random_access<Range const>,
+        !std::integral<Range>,
+        "shard: expected a range of inputs; for a number of inputs give std::views::iota(0, inputs)"
+    );
+    static_assert(
+        std::integral<Range> || has_sized_random_access<Range const>,
         "shard: the range must be random access and sized, also when it is const; copy it into a "
         "std::vector first"
     );
-    return static_cast<std::size_t>(std::end(range) - std::begin(range));
+    return has_sized_random_access<Range const>;
+}
+
+template <class Range>
+[[nodiscard]] constexpr std::size_t count_of(Range const& range) {
+    if constexpr (can_be_dealt<Range>()) {
+        return static_cast<std::size_t>(std::end(range) - std::begin(range));
+    } else {
+        return 0;
+    }
 }
 
 } // namespace detail
@@ -205,10 +219,12 @@ private:
 /// and no memory.
 template <class Range>
 [[nodiscard]] constexpr auto shard(Range&& range, Share share) {
-    detail::Stride const positions = detail::Stride::of(detail::count_of(range), share);
-    return Shard<detail::Kept<Range>, detail::Stride>{
-        detail::keep(std::forward<Range>(range)), positions
-    };
+    if constexpr (detail::can_be_dealt<std::remove_cvref_t<Range>>()) {
+        detail::Stride const positions = detail::Stride::of(detail::count_of(range), share);
+        return Shard<detail::Kept<Range>, detail::Stride>{
+            detail::keep(std::forward<Range>(range)), positions
+        };
+    }
 }
 
 /// Explains swapped arguments.
@@ -231,11 +247,13 @@ constexpr auto shard(Comm const&, Range&&, Shuffle = {}) {
 /// construction, and per own element afterwards.
 template <class Range>
 [[nodiscard]] constexpr auto shard(Range&& range, Share share, Shuffle shuffle) {
-    auto const dealt = joinable::shard(permutation(detail::count_of(range), shuffle), share);
-    return Shard<detail::Kept<Range>, std::vector<std::size_t>>{
-        detail::keep(std::forward<Range>(range)),
-        std::vector<std::size_t>(dealt.begin(), dealt.end())
-    };
+    if constexpr (detail::can_be_dealt<std::remove_cvref_t<Range>>()) {
+        auto const dealt = joinable::shard(permutation(detail::count_of(range), shuffle), share);
+        return Shard<detail::Kept<Range>, std::vector<std::size_t>>{
+            detail::keep(std::forward<Range>(range)),
+            std::vector<std::size_t>(dealt.begin(), dealt.end())
+        };
+    }
 }
 
 }} // namespace joinable::v0

@@ -1312,6 +1312,16 @@ MUTATIONS = [
         "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
     ),
     Mutation(
+        "texts-tell-to-call-a-refresh-that-refuses-sharded-values", "participant/sharded/optimizer.hpp",
+        "return UpdateRule<Rule> && !shards_values();", "return UpdateRule<Rule>;",
+        "participant/listed_model.test.cpp", "a model whose values are sharded*",
+    ),
+    Mutation(
+        "texts-tell-to-call-a-refresh-that-does-not-compile", "participant/sharded/optimizer.hpp",
+        "return UpdateRule<Rule> && !shards_values();", "return !shards_values();",
+        "participant/local_optimizer.test.cpp", "a text does not tell*",
+    ),
+    Mutation(
         "a-model-may-change-after-it-was-made", "tensor/parameters.hpp",
         "detail::is_like(*value, before.dtype, before.extents, before.device);", "true;",
         "participant/listed_model.test.cpp", "a value with another dtype*",

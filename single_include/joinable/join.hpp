@@ -9774,12 +9774,11 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
         throw ContractViolation{concat_missing(
             is_frozen_now && graph_
                 ? "parameters that were in the first iteration are frozen now, but with static_graph all "
-                  "iterations use the same parameters; turn it off and find_unused on, or freeze parameters "
-                  "before the model's participant is made, or call its refresh()"
+                  "iterations use the same parameters; turn it off and find_unused on, or call refresh() of a "
+                  "DistributedDataParallel"
             : is_frozen_now
                 ? "parameters that were trained when they were listed are frozen now, so not all gradients became "
-                  "ready; turn the option find_unused on, or freeze parameters before the model's participant is "
-                  "made, or call its refresh()"
+                  "ready; turn the option find_unused on, or call refresh() of a DistributedDataParallel"
             : graph_ ? "parameters are not used, but were in the first iteration: with "
                        "static_graph all iterations use the same parameters; turn it off and "
                        "find_unused on"
@@ -16479,11 +16478,12 @@ public:
 
     /// Complexity: a few nanoseconds for each parameter.
     /// @throws ContractViolation  a frozen parameter is trained now, or a value has another dtype,
-    ///         other extents or another device. `participant` is its class, for texts.
-    void require_same(std::string_view participant) const {
+    ///         other extents or another device. `participant` is its class, for texts,
+    ///         which tell the user to call its refresh() if `has_refresh`.
+    void require_same(std::string_view participant, bool has_refresh) const {
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             if (!parameters_[i].is_as(listed_[i])) {
-                require_same(i, participant);
+                require_same(i, participant, has_refresh);
             }
         }
     }
@@ -16493,7 +16493,7 @@ public:
     [[nodiscard]] std::vector<Identity> const& identities() const noexcept { return identities_; }
 
 private:
-    void require_same(std::size_t i, std::string_view participant) const;
+    void require_same(std::size_t i, std::string_view participant, bool has_refresh) const;
 
     ParameterList parameters_;
     std::vector<ParameterState> listed_;
@@ -16749,15 +16749,16 @@ JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool hold
 }
 
 JOINABLE_DEFINITION void
-ListedModel::require_same(std::size_t i, std::string_view participant) const {
+ListedModel::require_same(std::size_t i, std::string_view participant, bool has_refresh) const {
     ParameterState const& listed = listed_[i];
     std::string const what = describe_parameter(parameters_, i);
     std::string const made{participant};
+    char const* const or_refresh = has_refresh ? ", or call refresh()" : "";
     if (!listed.requires_grad && parameters_[i].requires_grad()) {
         throw ContractViolation{
             what + " requires a gradient now, but did not when the " + made +
-            " was made, so it would not be averaged; make the " + made +
-            " after unfreezing, or call refresh()"
+            " was made, so it would not be averaged; make the " + made + " after unfreezing" +
+            or_refresh
         };
     }
     AnyView const value = parameters_[i].value();
@@ -16776,8 +16777,7 @@ ListedModel::require_same(std::size_t i, std::string_view participant) const {
         what + " is " + text(value.dtype(), value.extents(), value.device()) + " now, but was " +
         text(listed.dtype, listed.extents, listed.device) + " when the " + made +
         " was made; make the " + made +
-        (value.extents() == listed.extents ? " after to()" : " after resizing") +
-        ", or call refresh()"
+        (value.extents() == listed.extents ? " after to()" : " after resizing") + or_refresh
     };
 }
 
@@ -17696,9 +17696,13 @@ protected:
     }
 
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
-    /// step; otherwise the round ends with the reduction.
-    GradientParticipant(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
-        : comm_{comm}, averaging_{kind}, model_collectives_{state}, state_{state}, steps_{steps} {}
+    /// step; otherwise the round ends with the reduction. `has_refresh`: errors may tell the user to
+    /// call refresh().
+    GradientParticipant(
+        Comm& comm, JoinState& state, GradientKind kind, bool steps, bool has_refresh
+    ) noexcept
+        : comm_{comm}, averaging_{kind}, model_collectives_{state}, state_{state}, steps_{steps},
+          has_refresh_{has_refresh} {}
     GradientParticipant(GradientParticipant const&) = delete;
     GradientParticipant& operator=(GradientParticipant const&) = delete;
     ~GradientParticipant() = default;
@@ -17769,7 +17773,7 @@ protected:
         });
     }
     /// @throws ContractViolation  a parameter is not as it was when this participant was made.
-    void require_same_model() const { listed_->require_same(name_in_texts()); }
+    void require_same_model() const { listed_->require_same(name_in_texts(), has_refresh_); }
     /// In a round that is announced as skipped this rank counts nothing, so its pass would be lost.
     void require_no_skip(RoundNotice const& notice) {
         auto const* const announced = detail::announced_round(state_);
@@ -18079,6 +18083,7 @@ private:
     std::optional<RoundRange> round_range_; ///< during an open training round of this rank
     detail::PassRanges<Times> ranges_;      ///< inside the round
     bool steps_;
+    bool has_refresh_;
     bool is_inside_no_sync_ = false;
     bool has_accumulated_ = false; ///< gradients, since the last round that synced
     std::function<void()> report_; ///< called in every report_every-th reduction
@@ -18418,7 +18423,7 @@ protected:
         DataParallelOptions options,
         Reduction reduction
     )
-        : Base{comm, state_, options.gradient_kind, false} {
+        : Base{comm, state_, options.gradient_kind, false, true} {
         detail::require_unguarded(
             detail::identity_of(comm), "a DistributedDataParallel that is made"
         );

@@ -5375,9 +5375,9 @@ void check_before_save(std::span<ShardGroup const> groups, Rules const& rules) {
     }
 }
 
-/// Checks that a group and its rule have not changed since they were added.
+/// Checks that a group and its rule have not changed since they were added. `can_refresh`: the text says so.
 template <class Rule>
-void check_before_step(ShardGroup const& group, Rule const& rule) {
+void check_before_step(ShardGroup const& group, Rule const& rule, bool can_refresh) {
     check_rule(rule);
     if (group.values) {
         group.values->check();
@@ -5397,7 +5397,7 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
                 was_frozen
                     ? " requires a gradient now, but did not when it was given, so no rank steps it"
                     : " requires no gradient any more, but did when it was given",
-                "; call refresh(), or make a new optimizer"
+                can_refresh ? "; call refresh(), or make a new optimizer" : "; make a new optimizer"
             )};
         }
     }
@@ -6083,6 +6083,8 @@ protected:
 
     [[nodiscard]] ZeroOptions const& optimizer_options() const noexcept { return options_; }
     [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
+    /// Whether refresh() takes this rule and this sharding.
+    [[nodiscard]] bool can_refresh() const noexcept { return UpdateRule<Rule> && !shards_values(); }
     /// By which all ranks sum a few words: see GradientParticipant::words().
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
         detail::ControlCommunicator* const words = detail::words_of(join_state_);
@@ -6331,7 +6333,7 @@ protected:
 
     void begin_step(Round const& round) {
         for (std::size_t group = 0; group < groups_.size(); ++group) {
-            detail::check_before_step(groups_[group], rules_[group]);
+            detail::check_before_step(groups_[group], rules_[group], can_refresh());
         }
         state_.reset(); // it is of an earlier step
         // In a guard with groups, ranks of a group do not compare them.
@@ -6848,7 +6850,9 @@ public:
         ShardedOptions const& options = {}
     )
         : Optimizer{comm, detail::zero_options(options), options.sharding},
-          Training{comm, Optimizer::join_state(), options.gradient_kind, true},
+          Training{
+              comm, Optimizer::join_state(), options.gradient_kind, true, Optimizer::can_refresh()
+          },
           steps_in_backward_{options.step_in_backward},
           buckets_{detail::bucket_options(detail::data_parallel_options(options))} {
         std::optional<detail::CoalescedBroadcast> start;

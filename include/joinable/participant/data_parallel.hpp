@@ -364,7 +364,7 @@ protected:
         DataParallelOptions options,
         Reduction reduction
     )
-        : Base{comm, state_, options.gradient_kind, false} {
+        : Base{comm, state_, options.gradient_kind, false, true} {
         detail::require_unguarded(
             detail::identity_of(comm), "a DistributedDataParallel that is made"
         );

@@ -456,9 +456,13 @@ protected:
     }
 
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
-    /// step; otherwise the round ends with the reduction.
-    GradientParticipant(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
-        : comm_{comm}, averaging_{kind}, model_collectives_{state}, state_{state}, steps_{steps} {}
+    /// step; otherwise the round ends with the reduction. `has_refresh`: errors may tell the user to
+    /// call refresh().
+    GradientParticipant(
+        Comm& comm, JoinState& state, GradientKind kind, bool steps, bool has_refresh
+    ) noexcept
+        : comm_{comm}, averaging_{kind}, model_collectives_{state}, state_{state}, steps_{steps},
+          has_refresh_{has_refresh} {}
     GradientParticipant(GradientParticipant const&) = delete;
     GradientParticipant& operator=(GradientParticipant const&) = delete;
     ~GradientParticipant() = default;
@@ -529,7 +533,7 @@ protected:
         });
     }
     /// @throws ContractViolation  a parameter is not as it was when this participant was made.
-    void require_same_model() const { listed_->require_same(name_in_texts()); }
+    void require_same_model() const { listed_->require_same(name_in_texts(), has_refresh_); }
     /// In a round that is announced as skipped this rank counts nothing, so its pass would be lost.
     void require_no_skip(RoundNotice const& notice) {
         auto const* const announced = detail::announced_round(state_);
@@ -839,6 +843,7 @@ private:
     std::optional<RoundRange> round_range_; ///< during an open training round of this rank
     detail::PassRanges<Times> ranges_;      ///< inside the round
     bool steps_;
+    bool has_refresh_;
     bool is_inside_no_sync_ = false;
     bool has_accumulated_ = false; ///< gradients, since the last round that synced
     std::function<void()> report_; ///< called in every report_every-th reduction

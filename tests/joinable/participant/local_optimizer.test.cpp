@@ -455,4 +455,17 @@ TEST_CASE("what an engine's optimizer throws on one owner is PeerFailed on all o
     });
 }
 
+TEST_CASE("a text does not tell to call refresh() where an engine's optimizer steps") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        std::vector<Param<double>> params = make();
+        ZeroRedundancyOptimizer zero{comm, params, TrustingMomentum{}};
+        params[2].requires_grad = false;
+        CHECK_THROWS_WITH_AS(
+            zero.step(),
+            "parameter 2 requires no gradient any more, but did when it was given; make a new optimizer",
+            ContractViolation
+        );
+    });
+}
+
 } // namespace

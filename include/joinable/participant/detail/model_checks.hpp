@@ -69,11 +69,12 @@ public:
 
     /// Complexity: a few nanoseconds for each parameter.
     /// @throws ContractViolation  a frozen parameter is trained now, or a value has another dtype,
-    ///         other extents or another device. `participant` is its class, for texts.
-    void require_same(std::string_view participant) const {
+    ///         other extents or another device. `participant` is its class, for texts,
+    ///         which tell the user to call its refresh() if `has_refresh`.
+    void require_same(std::string_view participant, bool has_refresh) const {
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             if (!parameters_[i].is_as(listed_[i])) {
-                require_same(i, participant);
+                require_same(i, participant, has_refresh);
             }
         }
     }
@@ -83,7 +84,7 @@ public:
     [[nodiscard]] std::vector<Identity> const& identities() const noexcept { return identities_; }
 
 private:
-    void require_same(std::size_t i, std::string_view participant) const;
+    void require_same(std::size_t i, std::string_view participant, bool has_refresh) const;
 
     ParameterList parameters_;
     std::vector<ParameterState> listed_;

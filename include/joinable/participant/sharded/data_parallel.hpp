@@ -121,7 +121,9 @@ public:
         ShardedOptions const& options = {}
     )
         : Optimizer{comm, detail::zero_options(options), options.sharding},
-          Training{comm, Optimizer::join_state(), options.gradient_kind, true},
+          Training{
+              comm, Optimizer::join_state(), options.gradient_kind, true, Optimizer::can_refresh()
+          },
           steps_in_backward_{options.step_in_backward},
           buckets_{detail::bucket_options(detail::data_parallel_options(options))} {
         std::optional<detail::CoalescedBroadcast> start;

@@ -272,6 +272,8 @@ protected:
 
     [[nodiscard]] ZeroOptions const& optimizer_options() const noexcept { return options_; }
     [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
+    /// Whether refresh() takes this rule and this sharding.
+    [[nodiscard]] bool can_refresh() const noexcept { return UpdateRule<Rule> && !shards_values(); }
     /// By which all ranks sum a few words: see GradientParticipant::words().
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
         detail::ControlCommunicator* const words = detail::words_of(join_state_);
@@ -520,7 +522,7 @@ protected:
 
     void begin_step(Round const& round) {
         for (std::size_t group = 0; group < groups_.size(); ++group) {
-            detail::check_before_step(groups_[group], rules_[group]);
+            detail::check_before_step(groups_[group], rules_[group], can_refresh());
         }
         state_.reset(); // it is of an earlier step
         // In a guard with groups, ranks of a group do not compare them.

@@ -247,12 +247,11 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
         throw ContractViolation{concat_missing(
             is_frozen_now && graph_
                 ? "parameters that were in the first iteration are frozen now, but with static_graph all "
-                  "iterations use the same parameters; turn it off and find_unused on, or freeze parameters "
-                  "before the model's participant is made, or call its refresh()"
+                  "iterations use the same parameters; turn it off and find_unused on, or call refresh() of a "
+                  "DistributedDataParallel"
             : is_frozen_now
                 ? "parameters that were trained when they were listed are frozen now, so not all gradients became "
-                  "ready; turn the option find_unused on, or freeze parameters before the model's participant is "
-                  "made, or call its refresh()"
+                  "ready; turn the option find_unused on, or call refresh() of a DistributedDataParallel"
             : graph_ ? "parameters are not used, but were in the first iteration: with "
                        "static_graph all iterations use the same parameters; turn it off and "
                        "find_unused on"

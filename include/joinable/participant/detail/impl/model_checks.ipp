@@ -163,15 +163,16 @@ JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool hold
 }
 
 JOINABLE_DEFINITION void
-ListedModel::require_same(std::size_t i, std::string_view participant) const {
+ListedModel::require_same(std::size_t i, std::string_view participant, bool has_refresh) const {
     ParameterState const& listed = listed_[i];
     std::string const what = describe_parameter(parameters_, i);
     std::string const made{participant};
+    char const* const or_refresh = has_refresh ? ", or call refresh()" : "";
     if (!listed.requires_grad && parameters_[i].requires_grad()) {
         throw ContractViolation{
             what + " requires a gradient now, but did not when the " + made +
-            " was made, so it would not be averaged; make the " + made +
-            " after unfreezing, or call refresh()"
+            " was made, so it would not be averaged; make the " + made + " after unfreezing" +
+            or_refresh
         };
     }
     AnyView const value = parameters_[i].value();
@@ -190,8 +191,7 @@ ListedModel::require_same(std::size_t i, std::string_view participant) const {
         what + " is " + text(value.dtype(), value.extents(), value.device()) + " now, but was " +
         text(listed.dtype, listed.extents, listed.device) + " when the " + made +
         " was made; make the " + made +
-        (value.extents() == listed.extents ? " after to()" : " after resizing") +
-        ", or call refresh()"
+        (value.extents() == listed.extents ? " after to()" : " after resizing") + or_refresh
     };
 }
 

@@ -304,9 +304,9 @@ void check_before_save(std::span<ShardGroup const> groups, Rules const& rules) {
     }
 }
 
-/// Checks that a group and its rule have not changed since they were added.
+/// Checks that a group and its rule have not changed since they were added. `can_refresh`: the text says so.
 template <class Rule>
-void check_before_step(ShardGroup const& group, Rule const& rule) {
+void check_before_step(ShardGroup const& group, Rule const& rule, bool can_refresh) {
     check_rule(rule);
     if (group.values) {
         group.values->check();
@@ -326,7 +326,7 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
                 was_frozen
                     ? " requires a gradient now, but did not when it was given, so no rank steps it"
                     : " requires no gradient any more, but did when it was given",
-                "; call refresh(), or make a new optimizer"
+                can_refresh ? "; call refresh(), or make a new optimizer" : "; make a new optimizer"
             )};
         }
     }

@@ -781,6 +781,17 @@ MUTATIONS = [
         "checkpoint/checkpoint.test.cpp", "a rank whose device fails*",
     ),
     Mutation(
+        "ranks-compare-signatures-alone", "communicator/detail/comparison.hpp",
+        "        if (!signature_.has_counts || std::exchange(has_tables_, true)) {",
+        "        if (!signature_.has_counts || size_ != 0) {",
+        "communicator/request.test.cpp", "ranks compare tables*",
+    ),
+    Mutation(
+        "a-comparison-keeps-the-tables-of-the-last-one", "communicator/detail/comparison.hpp",
+        "        has_tables_ = false;\n", "",
+        "communicator/request.test.cpp", "ranks compare tables*",
+    ),
+    Mutation(
         "levels-keep-the-deadline-of-a-guard", "communicator/hierarchical/detail/engine.hpp",
         "bool const is_first = deadline == first_deadline_;", "bool const is_first = false;",
         "communicator/hierarchical/communicator.test.cpp", "after a guard with a timeout*",
@@ -2918,12 +2929,13 @@ MUTATIONS = [
     ),
     Mutation(
         "machines-do-not-compare-tables", "communicator/hierarchical/detail/engine.hpp",
-        "            if (signature.has_counts) {", "            if (tells_parts(signature)) {",
+        "            if (operation.comparison.go_on(",
+        "            if (tells_parts(signature) && operation.comparison.go_on(",
         "communicator/hierarchical/collectives.test.cpp", "*whatever one rank of any machine*",
     ),
     Mutation(
         "machines-do-not-compare-counts", "communicator/hierarchical/detail/engine.hpp",
-        "end_by(operation.counts.difference());", "",
+        "end_by(operation.comparison.difference());", "",
         "communicator/hierarchical/collectives.test.cpp", "ranks of other machines whose*",
     ),
     Mutation(

@@ -1468,8 +1468,7 @@ struct MessageOptions {
 #define JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
 
 /// @file
-/// How ranks compare what they are about to do: in words, which they gather, or sum with zeros in the places of
-/// the others. First they compare signatures. If these are equal and have counts, they compare tables.
+/// How ranks compare what they are about to do.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -1483,29 +1482,6 @@ difference_of_signatures(int size, std::span<std::uint64_t const> words) {
     });
 }
 
-/// A rank's tables: what it sends to each rank, then what it expects from each.
-[[nodiscard]] inline std::vector<std::uint64_t>
-words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
-    auto const ranks = static_cast<std::size_t>(size);
-    std::vector<std::uint64_t> words(2 * ranks);
-    sends.copy_to(std::span{words}.first(ranks));
-    expects.copy_to(std::span{words}.last(ranks));
-    return words;
-}
-/// Why the tables differ. `words` has those of each rank, in rank order.
-[[nodiscard]] inline std::optional<AbortReason>
-difference_of_tables(Descriptor const& signature, int size, std::span<std::uint64_t const> words) {
-    auto const word = [&](int rank, int place) {
-        return words[static_cast<std::size_t>(2 * size * rank + place)];
-    };
-    return find_difference_of_counts(
-        size,
-        signature,
-        [&](int from, int to) { return word(from, to); },
-        [&](int from, int to) { return word(to, size + from); }
-    );
-}
-
 /// Whether ranks must be told the counts of others before they can pass data on.
 [[nodiscard]] constexpr bool tells_parts(Descriptor const& signature) noexcept {
     return signature.has_counts && (signature.collective == Collective::gather ||
@@ -1513,25 +1489,47 @@ difference_of_tables(Descriptor const& signature, int size, std::span<std::uint6
                                     signature.collective == Collective::all_to_all);
 }
 
-/// The tables of all ranks, in words that ranks sum when they have found that they all run the same. All then find
-/// the same difference, or none.
-class PairCounts {
+/// The words that ranks sum before data moves: first the signatures, then, if these are equal and have
+/// counts, the tables of counts. All find the same difference, or none. Its memory is kept for the next one.
+class Comparison {
 public:
-    PairCounts() = default;
-    PairCounts(Request const& request, int rank, int size)
-        : signature_{request.signature}, size_{size} {
-        for (int from = 0; from < size; ++from) {
-            for (int to = 0; to < size; ++to) {
+    /// Begins with the signatures.
+    void begin(Descriptor const& own, int rank, int size) {
+        signature_ = own;
+        rank_ = rank;
+        size_ = size;
+        has_tables_ = false;
+        auto const mine = own.words();
+        words_.assign(mine.size() * static_cast<std::size_t>(size), 0);
+        std::copy(mine.begin(), mine.end(), words_.data() + mine.size() * as_index(rank));
+    }
+    /// Goes on to the tables of the same collective. False if it has none, or they were compared.
+    [[nodiscard]] bool go_on(PartSizes const& sends, PartSizes const& expects) {
+        if (!signature_.has_counts || std::exchange(has_tables_, true)) {
+            return false;
+        }
+        words_.clear();
+        for (int from = 0; from < size_; ++from) {
+            for (int to = 0; to < size_; ++to) {
                 if (has_part(from, to)) {
-                    words_.push_back(from == rank ? request.sends[to] : 0);
-                    words_.push_back(to == rank ? request.expects[from] : 0);
+                    words_.push_back(from == rank_ ? sends[to] : 0);
+                    words_.push_back(to == rank_ ? expects[from] : 0);
                 }
             }
         }
+        return true;
     }
+    /// There is nothing more to compare, until the next begin().
+    void end() noexcept { words_.clear(); }
+    [[nodiscard]] bool is_over() const noexcept { return words_.empty(); }
 
+    /// To be summed over all ranks, in place.
     [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
+    /// @pre ranks have summed the words
     [[nodiscard]] std::optional<AbortReason> difference() const {
+        if (!has_tables_) {
+            return difference_of_signatures(size_, words_);
+        }
         auto const word = [&](int from, int to, int side) -> std::uint64_t {
             int const pair = signature_.collective == Collective::gather    ? from
                              : signature_.collective == Collective::scatter ? to
@@ -1545,7 +1543,7 @@ public:
             [&](int from, int to) { return word(from, to, 1); }
         );
     }
-    /// The counts of all ranks, as a Substitute takes them.
+    /// The counts of all ranks, as a Substitute takes them. @pre ranks have summed the tables
     [[nodiscard]] std::vector<std::size_t> known() const {
         std::vector<std::size_t> counts;
         for (std::size_t pair = 0; pair < words_.size(); pair += 2) {
@@ -1563,7 +1561,9 @@ private:
     }
 
     Descriptor signature_;
+    int rank_ = 0;
     int size_ = 0;
+    bool has_tables_ = false;
     std::vector<std::uint64_t> words_;
 };
 

@@ -446,6 +446,115 @@ struct MpiPause : PollPause {
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/communicator/detail/comparison.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+
+/// @file
+/// How ranks compare what they are about to do.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Why the signatures differ. `words` has as many words from each rank, in rank order, which begin with its
+/// Descriptor::words().
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_signatures(int size, std::span<std::uint64_t const> words) {
+    std::size_t const width = words.size() / static_cast<std::size_t>(size);
+    return find_difference(size, [&](int rank) {
+        return Descriptor::of_words(words.subspan(width * static_cast<std::size_t>(rank)));
+    });
+}
+
+/// Whether ranks must be told the counts of others before they can pass data on.
+[[nodiscard]] constexpr bool tells_parts(Descriptor const& signature) noexcept {
+    return signature.has_counts && (signature.collective == Collective::gather ||
+                                    signature.collective == Collective::scatter ||
+                                    signature.collective == Collective::all_to_all);
+}
+
+/// The words that ranks sum before data moves: first the signatures, then, if these are equal and have
+/// counts, the tables of counts. All find the same difference, or none. Its memory is kept for the next one.
+class Comparison {
+public:
+    /// Begins with the signatures.
+    void begin(Descriptor const& own, int rank, int size) {
+        signature_ = own;
+        rank_ = rank;
+        size_ = size;
+        has_tables_ = false;
+        auto const mine = own.words();
+        words_.assign(mine.size() * static_cast<std::size_t>(size), 0);
+        std::copy(mine.begin(), mine.end(), words_.data() + mine.size() * as_index(rank));
+    }
+    /// Goes on to the tables of the same collective. False if it has none, or they were compared.
+    [[nodiscard]] bool go_on(PartSizes const& sends, PartSizes const& expects) {
+        if (!signature_.has_counts || std::exchange(has_tables_, true)) {
+            return false;
+        }
+        words_.clear();
+        for (int from = 0; from < size_; ++from) {
+            for (int to = 0; to < size_; ++to) {
+                if (has_part(from, to)) {
+                    words_.push_back(from == rank_ ? sends[to] : 0);
+                    words_.push_back(to == rank_ ? expects[from] : 0);
+                }
+            }
+        }
+        return true;
+    }
+    /// There is nothing more to compare, until the next begin().
+    void end() noexcept { words_.clear(); }
+    [[nodiscard]] bool is_over() const noexcept { return words_.empty(); }
+
+    /// To be summed over all ranks, in place.
+    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
+    /// @pre ranks have summed the words
+    [[nodiscard]] std::optional<AbortReason> difference() const {
+        if (!has_tables_) {
+            return difference_of_signatures(size_, words_);
+        }
+        auto const word = [&](int from, int to, int side) -> std::uint64_t {
+            int const pair = signature_.collective == Collective::gather    ? from
+                             : signature_.collective == Collective::scatter ? to
+                                                                            : size_ * from + to;
+            return has_part(from, to) ? words_[static_cast<std::size_t>(2 * pair + side)] : 0;
+        };
+        return find_difference_of_counts(
+            size_,
+            signature_,
+            [&](int from, int to) { return word(from, to, 0); },
+            [&](int from, int to) { return word(from, to, 1); }
+        );
+    }
+    /// The counts of all ranks, as a Substitute takes them. @pre ranks have summed the tables
+    [[nodiscard]] std::vector<std::size_t> known() const {
+        std::vector<std::size_t> counts;
+        for (std::size_t pair = 0; pair < words_.size(); pair += 2) {
+            counts.push_back(words_[pair]);
+        }
+        return counts;
+    }
+
+private:
+    /// Only the root has parts for others in a scatter, or gets some in a gather.
+    [[nodiscard]] bool has_part(int from, int to) const noexcept {
+        return signature_.collective == Collective::gather    ? to == signature_.root
+               : signature_.collective == Collective::scatter ? from == signature_.root
+                                                              : true;
+    }
+
+    Descriptor signature_;
+    int rank_ = 0;
+    int size_ = 0;
+    bool has_tables_ = false;
+    std::vector<std::uint64_t> words_;
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/mpi/detail/calls.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -1345,8 +1454,7 @@ struct MpiQuestion {
 /// One collective or message of this rank, from its post to its end. The object is reused.
 struct MpiOperation {
     enum class State {
-        checking,        ///< ranks compare their signatures
-        checking_counts, ///< and then their tables
+        checking, ///< ranks compare it
         under_way,
         complete,
         lost, ///< an abort came first: MPI still has the memory
@@ -1364,8 +1472,8 @@ struct MpiOperation {
     int peer = -1;            ///< of a message
     bool is_send = false;
     int tag = 0;
-    std::string_view called;          ///< in texts, if it is not named as MPI's
-    std::vector<std::uint64_t> words; ///< of all ranks, while they compare
+    std::string_view called; ///< in texts, if it is not named as MPI's
+    Comparison comparison;
     WaitClock polled;
     MpiQuestion question;    ///< asked at its deadline
     bool is_refused = false; ///< by MPI: its requests must not be tested again
@@ -1380,7 +1488,7 @@ struct MpiOperation {
         return asked;
     }
     /// Whether the comparison, if any, is over. This does not change when an abort comes.
-    [[nodiscard]] bool moves_data() const noexcept { return words.empty(); }
+    [[nodiscard]] bool moves_data() const noexcept { return comparison.is_over(); }
     [[nodiscard]] std::string text() const {
         if (!called.empty()) {
             return to_text(called);
@@ -1545,26 +1653,22 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Gathers these words of all ranks.
-inline void
-gather_words(MpiOperation& operation, std::span<std::uint64_t const> own, int size, MPI_Comm comm) {
-    operation.words.assign(own.begin(), own.end());
-    operation.words.resize(own.size() * (static_cast<std::size_t>(size) + 1));
-    std::uint64_t* const words = operation.words.data();
-    auto const count = static_cast<int>(own.size());
+/// Sums the words that ranks compare.
+inline void sum_words(MpiOperation& operation, MPI_Comm comm) {
+    std::span<std::uint64_t> const words = operation.comparison.words();
     MPI_Request& request = operation.tables.requests.emplace_back(MPI_REQUEST_NULL);
     check_mpi(
-        MPI_Iallgather(
-            words, count, MPI_UINT64_T, words + count, count, MPI_UINT64_T, comm, &request
+        MPI_Iallreduce(
+            MPI_IN_PLACE,
+            words.data(),
+            static_cast<int>(words.size()),
+            MPI_UINT64_T,
+            MPI_SUM,
+            comm,
+            &request
         ),
-        "MPI_Iallgather"
+        "MPI_Iallreduce"
     );
-}
-/// Once MPI has gathered them: those of each rank, in rank order.
-[[nodiscard]] inline std::span<std::uint64_t const>
-gathered_words(MpiOperation const& operation, int size) {
-    std::size_t const own = operation.words.size() / (static_cast<std::size_t>(size) + 1);
-    return std::span{operation.words}.subspan(own);
 }
 
 /// The reason when ranks did not compare their collectives, all have posted one, and `rank` still
@@ -1955,115 +2059,6 @@ struct MpiLeave {
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/detail/comparison.hpp
-
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
-
-/// @file
-/// How ranks compare what they are about to do: in words, which they gather, or sum with zeros in the places of
-/// the others. First they compare signatures. If these are equal and have counts, they compare tables.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Why the signatures differ. `words` has as many words from each rank, in rank order, which begin with its
-/// Descriptor::words().
-[[nodiscard]] inline std::optional<AbortReason>
-difference_of_signatures(int size, std::span<std::uint64_t const> words) {
-    std::size_t const width = words.size() / static_cast<std::size_t>(size);
-    return find_difference(size, [&](int rank) {
-        return Descriptor::of_words(words.subspan(width * static_cast<std::size_t>(rank)));
-    });
-}
-
-/// A rank's tables: what it sends to each rank, then what it expects from each.
-[[nodiscard]] inline std::vector<std::uint64_t>
-words_of_tables(PartSizes const& sends, PartSizes const& expects, int size) {
-    auto const ranks = static_cast<std::size_t>(size);
-    std::vector<std::uint64_t> words(2 * ranks);
-    sends.copy_to(std::span{words}.first(ranks));
-    expects.copy_to(std::span{words}.last(ranks));
-    return words;
-}
-/// Why the tables differ. `words` has those of each rank, in rank order.
-[[nodiscard]] inline std::optional<AbortReason>
-difference_of_tables(Descriptor const& signature, int size, std::span<std::uint64_t const> words) {
-    auto const word = [&](int rank, int place) {
-        return words[static_cast<std::size_t>(2 * size * rank + place)];
-    };
-    return find_difference_of_counts(
-        size,
-        signature,
-        [&](int from, int to) { return word(from, to); },
-        [&](int from, int to) { return word(to, size + from); }
-    );
-}
-
-/// Whether ranks must be told the counts of others before they can pass data on.
-[[nodiscard]] constexpr bool tells_parts(Descriptor const& signature) noexcept {
-    return signature.has_counts && (signature.collective == Collective::gather ||
-                                    signature.collective == Collective::scatter ||
-                                    signature.collective == Collective::all_to_all);
-}
-
-/// The tables of all ranks, in words that ranks sum when they have found that they all run the same. All then find
-/// the same difference, or none.
-class PairCounts {
-public:
-    PairCounts() = default;
-    PairCounts(Request const& request, int rank, int size)
-        : signature_{request.signature}, size_{size} {
-        for (int from = 0; from < size; ++from) {
-            for (int to = 0; to < size; ++to) {
-                if (has_part(from, to)) {
-                    words_.push_back(from == rank ? request.sends[to] : 0);
-                    words_.push_back(to == rank ? request.expects[from] : 0);
-                }
-            }
-        }
-    }
-
-    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
-    [[nodiscard]] std::optional<AbortReason> difference() const {
-        auto const word = [&](int from, int to, int side) -> std::uint64_t {
-            int const pair = signature_.collective == Collective::gather    ? from
-                             : signature_.collective == Collective::scatter ? to
-                                                                            : size_ * from + to;
-            return has_part(from, to) ? words_[static_cast<std::size_t>(2 * pair + side)] : 0;
-        };
-        return find_difference_of_counts(
-            size_,
-            signature_,
-            [&](int from, int to) { return word(from, to, 0); },
-            [&](int from, int to) { return word(from, to, 1); }
-        );
-    }
-    /// The counts of all ranks, as a Substitute takes them.
-    [[nodiscard]] std::vector<std::size_t> known() const {
-        std::vector<std::size_t> counts;
-        for (std::size_t pair = 0; pair < words_.size(); pair += 2) {
-            counts.push_back(words_[pair]);
-        }
-        return counts;
-    }
-
-private:
-    /// Only the root has parts for others in a scatter, or gets some in a gather.
-    [[nodiscard]] bool has_part(int from, int to) const noexcept {
-        return signature_.collective == Collective::gather    ? to == signature_.root
-               : signature_.collective == Collective::scatter ? from == signature_.root
-                                                              : true;
-    }
-
-    Descriptor signature_;
-    int size_ = 0;
-    std::vector<std::uint64_t> words_;
-};
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
 // ---- joinable/communicator/mpi/detail/messages.hpp
 
 /// @file
@@ -2264,9 +2259,8 @@ public:
         if (options.check) {
             operation.state = MpiOperation::State::checking;
             ++unchecked_;
-            require_for(operation, [&] {
-                gather_words(operation, operation.signature().words(), size_, beside_);
-            });
+            operation.comparison.begin(operation.signature(), rank_, size_);
+            require_for(operation, [&] { sum_words(operation, beside_); });
         } else {
             operation.state = MpiOperation::State::under_way;
             require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
@@ -2435,21 +2429,14 @@ private:
             return false;
         }
         operation.tables.requests.clear();
-        bool const has_tables = operation.state == MpiOperation::State::checking_counts;
-        auto const words = gathered_words(operation, size_);
-        if (auto const reason = has_tables
-                                    ? difference_of_tables(operation.signature(), size_, words)
-                                    : difference_of_signatures(size_, words)) {
+        if (auto const reason = operation.comparison.difference()) {
             fail_(*reason);
         }
-        if (operation.transfer.signature.has_counts && !has_tables) {
-            operation.state = MpiOperation::State::checking_counts;
-            auto const& [signature, in, out, sends, expects] = operation.transfer;
-            auto const own = words_of_tables(sends, expects, size_);
-            require_for(operation, [&] { gather_words(operation, own, size_, data_); });
+        if (operation.comparison.go_on(operation.transfer.sends, operation.transfer.expects)) {
+            require_for(operation, [&] { sum_words(operation, data_); });
             return false;
         }
-        operation.words.clear();
+        operation.comparison.end();
         operation.state = MpiOperation::State::under_way;
         --unchecked_;
         require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });

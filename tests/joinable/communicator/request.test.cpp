@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/communicator/detail/request.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -399,12 +401,31 @@ TEST_CASE("ranks compare signatures of any count, with and without tables, and a
     CHECK(all.back().text() == "split");
 }
 
+/// The words that ranks compare, summed as they would be, and each rank's comparison with the sums.
+void sum_words(std::vector<joinable::detail::Comparison>& comparisons) {
+    std::vector<std::uint64_t> sums(comparisons.front().words().size());
+    for (auto& one : comparisons) {
+        auto const words = one.words();
+        REQUIRE(words.size() == sums.size());
+        std::transform(words.begin(), words.end(), sums.begin(), sums.begin(), std::plus<>{});
+    }
+    for (auto& one : comparisons) {
+        std::copy(sums.begin(), sums.end(), one.words().begin());
+    }
+}
+
 TEST_CASE("ranks compare tables of counts, which a collective keeps") {
     using Table = std::vector<std::size_t>;
     std::array<Table, 2> sent{Table{1, 2}, Table{3, 4}};
     std::array<Table, 2> expected{Table{1, 3}, Table{2, 4}};
+    std::vector<joinable::detail::Comparison> comparisons(2);
     auto const difference = [&] {
-        std::vector<std::uint64_t> words;
+        Descriptor const signature{Collective::all_to_all, DType::f32, ReduceOp::sum, 0, 0, true};
+        for (int rank = 0; rank < 2; ++rank) {
+            comparisons[static_cast<std::size_t>(rank)].begin(signature, rank, 2);
+        }
+        sum_words(comparisons);
+        CHECK_FALSE(comparisons[0].difference());
         for (std::size_t rank = 0; rank < 2; ++rank) {
             PartSizes sends = PartSizes::of(sent[rank]);
             PartSizes expects = PartSizes::of(expected[rank]);
@@ -412,12 +433,13 @@ TEST_CASE("ranks compare tables of counts, which a collective keeps") {
             kept.keep(sends, expects, 2);
             Table const given = sent[rank];
             sent[rank].assign(2, 9); // the caller's may change
-            auto const own = joinable::detail::words_of_tables(sends, expects, 2);
+            CHECK(comparisons[rank].go_on(sends, expects));
             sent[rank] = given;
-            words.insert(words.end(), own.begin(), own.end());
         }
-        Descriptor const signature{Collective::all_to_all, DType::f32, ReduceOp::sum, 0, 0, true};
-        return joinable::detail::difference_of_tables(signature, 2, words);
+        sum_words(comparisons);
+        CHECK_FALSE(comparisons[0].go_on({}, {})); // there is nothing after tables
+        CHECK(comparisons[0].difference().has_value() == comparisons[1].difference().has_value());
+        return comparisons[1].difference();
     };
     CHECK_FALSE(difference());
     expected[1][0] = 5;
@@ -429,6 +451,47 @@ TEST_CASE("ranks compare tables of counts, which a collective keeps") {
         "counts differ in all_to_all by counts of f32: rank 0 has 2 elements for "
         "rank 1, which expects 5"
     );
+}
+
+TEST_CASE("ranks that compare one collective after another find the ranks of each difference") {
+    Descriptor const barrier{};
+    Descriptor const other{Collective::all_gather, DType::f32, ReduceOp::sum, 0, 7};
+    std::vector<joinable::detail::Comparison> comparisons(3);
+    for (std::size_t const culprit : {1U, 2U, 3U}) { // 3: none
+        for (std::size_t rank = 0; rank < 3; ++rank) {
+            comparisons[rank].begin(rank == culprit ? other : barrier, static_cast<int>(rank), 3);
+            CHECK_FALSE(comparisons[rank].is_over());
+        }
+        sum_words(comparisons);
+        for (auto& one : comparisons) {
+            auto const reason = one.difference();
+            REQUIRE(reason.has_value() == (culprit < 3));
+            CHECK((!reason || reason->ranks == std::vector{static_cast<int>(culprit)}));
+            CHECK_FALSE(one.go_on({}, {})); // it has no counts
+            one.end();
+            CHECK(one.is_over());
+        }
+    }
+}
+
+TEST_CASE("the counts of a scatter and of a gather are known to all ranks, by rank") {
+    for (Collective const collective : {Collective::scatter, Collective::gather}) {
+        Descriptor const signature{collective, DType::f32, ReduceOp::sum, 1, 0, true};
+        std::vector<std::size_t> const table{5, 0, 7};
+        std::vector<joinable::detail::Comparison> comparisons(3);
+        for (std::size_t rank = 0; rank < 3; ++rank) {
+            comparisons[rank].begin(signature, static_cast<int>(rank), 3);
+            auto const all = rank == 1 ? PartSizes::of(table) : PartSizes{};
+            auto const own = PartSizes::only(1, table[rank]);
+            bool const is_scatter = collective == Collective::scatter;
+            CHECK(comparisons[rank].go_on(is_scatter ? all : own, is_scatter ? own : all));
+        }
+        sum_words(comparisons);
+        for (auto const& one : comparisons) {
+            CHECK_FALSE(one.difference());
+            CHECK(one.known() == table);
+        }
+    }
 }
 
 } // namespace

@@ -218,7 +218,9 @@ private:
     /// Collective; blocks.
     /// @throws Mismatch  on all ranks: their tables of counts differ. The communicator is aborted.
     [[nodiscard]] std::vector<std::size_t> exchanged(Request const& request) {
-        PairCounts counts{request, comm_.rank(), comm_.size()};
+        Comparison counts;
+        counts.begin(request.signature, comm_.rank(), comm_.size());
+        static_cast<void>(counts.go_on(request.sends, request.expects));
         std::span<std::uint64_t> const words = counts.words();
         comm_.all_reduce({words.data(), words.size(), DType::u64}, ReduceOp::sum).wait();
         if (auto difference = counts.difference()) {

@@ -192,7 +192,7 @@ public:
 
 private:
     /// The next step of a collective. Its steps are known when it begins: leaders have one scratch.
-    enum class Stage : std::uint8_t { posted, comparing, telling, moving };
+    enum class Stage : std::uint8_t { posted, comparing, moving };
 
     struct Operation {
         Operation(Request const& asked, int ranks) : request{asked} {
@@ -206,8 +206,7 @@ private:
         Request request;
         KeptTables kept;
         Stage stage = Stage::posted;
-        std::vector<std::uint64_t> signatures; ///< of all ranks, to be compared
-        PairCounts counts;
+        Comparison comparison;
         std::vector<std::size_t> parts; ///< of ranks, if they have some: see LevelPlan
         std::vector<LevelStep> steps;   ///< of this stage
         std::size_t started = 0;
@@ -384,30 +383,19 @@ private:
         Descriptor const& signature = request.signature;
         if (operation.stage == Stage::posted && compares(signature)) {
             operation.stage = Stage::comparing;
-            auto const own = signature.words();
-            operation.signatures.resize(own.size() * static_cast<std::size_t>(machines_.ranks()));
-            std::copy(
-                own.begin(),
-                own.end(),
-                operation.signatures.begin() + static_cast<std::ptrdiff_t>(own.size()) * rank()
-            );
-            plan_sum(operation, operation.signatures);
+            operation.comparison.begin(signature, rank(), machines_.ranks());
+            plan_sum(operation, operation.comparison.words());
             return;
         }
         if (operation.stage == Stage::comparing) {
-            end_by(difference_of_signatures(machines_.ranks(), operation.signatures));
-            if (signature.has_counts) {
-                operation.stage = Stage::telling;
-                operation.counts = {request, rank(), machines_.ranks()};
-                plan_sum(operation, operation.counts.words());
+            end_by(operation.comparison.difference());
+            if (operation.comparison.go_on(request.sends, request.expects)) {
+                plan_sum(operation, operation.comparison.words());
                 return;
             }
         }
-        if (operation.stage == Stage::telling) {
-            end_by(operation.counts.difference());
-        }
         if (tells_parts(signature)) {
-            operation.parts = operation.counts.known();
+            operation.parts = operation.comparison.known();
         } else if (has_parts(signature.collective)) {
             PartSizes const sizes = !signature.has_counts ? PartSizes::equal(signature.count)
                                     : signature.collective == Collective::all_gather

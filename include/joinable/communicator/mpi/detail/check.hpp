@@ -22,26 +22,22 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Gathers these words of all ranks.
-inline void
-gather_words(MpiOperation& operation, std::span<std::uint64_t const> own, int size, MPI_Comm comm) {
-    operation.words.assign(own.begin(), own.end());
-    operation.words.resize(own.size() * (static_cast<std::size_t>(size) + 1));
-    std::uint64_t* const words = operation.words.data();
-    auto const count = static_cast<int>(own.size());
+/// Sums the words that ranks compare.
+inline void sum_words(MpiOperation& operation, MPI_Comm comm) {
+    std::span<std::uint64_t> const words = operation.comparison.words();
     MPI_Request& request = operation.tables.requests.emplace_back(MPI_REQUEST_NULL);
     check_mpi(
-        MPI_Iallgather(
-            words, count, MPI_UINT64_T, words + count, count, MPI_UINT64_T, comm, &request
+        MPI_Iallreduce(
+            MPI_IN_PLACE,
+            words.data(),
+            static_cast<int>(words.size()),
+            MPI_UINT64_T,
+            MPI_SUM,
+            comm,
+            &request
         ),
-        "MPI_Iallgather"
+        "MPI_Iallreduce"
     );
-}
-/// Once MPI has gathered them: those of each rank, in rank order.
-[[nodiscard]] inline std::span<std::uint64_t const>
-gathered_words(MpiOperation const& operation, int size) {
-    std::size_t const own = operation.words.size() / (static_cast<std::size_t>(size) + 1);
-    return std::span{operation.words}.subspan(own);
 }
 
 /// The reason when ranks did not compare their collectives, all have posted one, and `rank` still

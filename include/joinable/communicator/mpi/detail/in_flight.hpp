@@ -95,9 +95,8 @@ public:
         if (options.check) {
             operation.state = MpiOperation::State::checking;
             ++unchecked_;
-            require_for(operation, [&] {
-                gather_words(operation, operation.signature().words(), size_, beside_);
-            });
+            operation.comparison.begin(operation.signature(), rank_, size_);
+            require_for(operation, [&] { sum_words(operation, beside_); });
         } else {
             operation.state = MpiOperation::State::under_way;
             require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
@@ -266,21 +265,14 @@ private:
             return false;
         }
         operation.tables.requests.clear();
-        bool const has_tables = operation.state == MpiOperation::State::checking_counts;
-        auto const words = gathered_words(operation, size_);
-        if (auto const reason = has_tables
-                                    ? difference_of_tables(operation.signature(), size_, words)
-                                    : difference_of_signatures(size_, words)) {
+        if (auto const reason = operation.comparison.difference()) {
             fail_(*reason);
         }
-        if (operation.transfer.signature.has_counts && !has_tables) {
-            operation.state = MpiOperation::State::checking_counts;
-            auto const& [signature, in, out, sends, expects] = operation.transfer;
-            auto const own = words_of_tables(sends, expects, size_);
-            require_for(operation, [&] { gather_words(operation, own, size_, data_); });
+        if (operation.comparison.go_on(operation.transfer.sends, operation.transfer.expects)) {
+            require_for(operation, [&] { sum_words(operation, data_); });
             return false;
         }
-        operation.words.clear();
+        operation.comparison.end();
         operation.state = MpiOperation::State::under_way;
         --unchecked_;
         require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });

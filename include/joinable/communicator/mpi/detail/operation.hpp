@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
@@ -34,8 +35,7 @@ struct MpiQuestion {
 /// One collective or message of this rank, from its post to its end. The object is reused.
 struct MpiOperation {
     enum class State {
-        checking,        ///< ranks compare their signatures
-        checking_counts, ///< and then their tables
+        checking, ///< ranks compare it
         under_way,
         complete,
         lost, ///< an abort came first: MPI still has the memory
@@ -53,8 +53,8 @@ struct MpiOperation {
     int peer = -1;            ///< of a message
     bool is_send = false;
     int tag = 0;
-    std::string_view called;          ///< in texts, if it is not named as MPI's
-    std::vector<std::uint64_t> words; ///< of all ranks, while they compare
+    std::string_view called; ///< in texts, if it is not named as MPI's
+    Comparison comparison;
     WaitClock polled;
     MpiQuestion question;    ///< asked at its deadline
     bool is_refused = false; ///< by MPI: its requests must not be tested again
@@ -69,7 +69,7 @@ struct MpiOperation {
         return asked;
     }
     /// Whether the comparison, if any, is over. This does not change when an abort comes.
-    [[nodiscard]] bool moves_data() const noexcept { return words.empty(); }
+    [[nodiscard]] bool moves_data() const noexcept { return comparison.is_over(); }
     [[nodiscard]] std::string text() const {
         if (!called.empty()) {
             return to_text(called);

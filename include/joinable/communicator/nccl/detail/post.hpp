@@ -23,13 +23,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 inline void agree_on_collective(NcclRank& rank, Request const& mine) {
     std::optional<AbortReason> reason;
     rank.over_control([&](NcclControl& control) {
-        Descriptor const& signature = mine.signature;
-        int const size = control.size();
-        reason = difference_of_signatures(size, control.gather(signature.words()));
-        if (!reason && signature.has_counts) {
-            auto const tables = words_of_tables(mine.sends, mine.expects, size);
-            reason = difference_of_tables(signature, size, control.gather(tables));
-        }
+        Comparison comparison;
+        comparison.begin(mine.signature, control.rank(), control.size());
+        do {
+            control.sum(comparison.words());
+            reason = comparison.difference();
+        } while (!reason && comparison.go_on(mine.sends, mine.expects));
     });
     if (reason) {
         rank.fail(*reason);

@@ -314,6 +314,13 @@ public:
         return socket;
     }
 
+    /// The next connection of a listener. Not open if there is none now; then errno tells why.
+    [[nodiscard]] Socket accept() const {
+        return of_this_process([this] {
+            return ::accept4(handle_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        });
+    }
+
     /// The number of bytes received: at least 1, or 0 if there are none yet. Nothing if no more
     /// will come, because the other side has closed or is lost.
     [[nodiscard]] std::optional<std::size_t> receive(std::span<std::byte> into) const noexcept;
@@ -643,11 +650,7 @@ private:
     }
     void accept_all() noexcept {
         for (;;) {
-            Socket socket = Socket::of_this_process([&] {
-                return ::accept4(
-                    listener_.handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC
-                );
-            });
+            Socket socket = listener_.accept();
             if (!socket.is_open()) {
                 if (errno != EAGAIN && errno != EINTR) { // too many open files: it stays ready
                     wait_for(listener_, 0, end_of_wait(std::chrono::milliseconds{20}));

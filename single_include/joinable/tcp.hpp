@@ -159,6 +159,13 @@ public:
         return socket;
     }
 
+    /// The next connection of a listener. Not open if there is none now; then errno tells why.
+    [[nodiscard]] Socket accept() const {
+        return of_this_process([this] {
+            return ::accept4(handle_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        });
+    }
+
     /// The number of bytes received: at least 1, or 0 if there are none yet. Nothing if no more
     /// will come, because the other side has closed or is lost.
     [[nodiscard]] std::optional<std::size_t> receive(std::span<std::byte> into) const noexcept;
@@ -663,6 +670,8 @@ inline constexpr std::uint64_t meeting = ~std::uint64_t{0};
 }
 /// The maximum size of one collective's data, per rank.
 inline constexpr std::size_t most_frame_bytes = std::size_t{1} << 30U;
+/// A rank has at most so many collectives in flight. The hub refuses a further one.
+inline constexpr std::size_t most_in_flight = 64;
 
 template <class T>
 [[nodiscard]] std::span<std::byte const> bytes_of(T const& object) noexcept {
@@ -991,8 +1000,6 @@ public:
     /// The ranks that have not arrived. @pre not is_finished(sequence)
     [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) const;
 
-    static constexpr std::size_t most_open = 64; ///< the maximum that a rank has in flight
-
 private:
     struct Open {
         explicit Open(std::size_t size) : signatures(size), bodies(size) {}
@@ -1026,7 +1033,7 @@ OpenCollectives::is_arrival(FrameHeader const& header, int rank) const noexcept 
     std::size_t const element = is_known ? size_of(header.dtype) : 1;
     return is_known && header.count <= most_frame_bytes / element &&
            header.sequence == first_ + place_of_next(rank) &&
-           header.sequence < first_ + most_open &&
+           header.sequence < first_ + most_in_flight &&
            header.bytes == (contributes(header, rank) ? header.count * element : 0);
 }
 
@@ -1338,11 +1345,7 @@ private:
     void accept_all(IsHere const& is_here, Admit const& admit) {
         auto const now = std::chrono::steady_clock::now();
         for (int i = 0; i < 64 && now >= accept_again_; ++i) {
-            Socket socket = Socket::of_this_process([&] {
-                return ::accept4(
-                    listener_.handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC
-                );
-            });
+            Socket socket = listener_.accept();
             if (!socket.is_open()) {
                 bool const is_full =
                     errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
@@ -2004,7 +2007,6 @@ public:
 
 private:
     using Clock = std::chrono::steady_clock;
-    static constexpr std::size_t most_in_flight = 64;
     static constexpr std::chrono::milliseconds between_questions{10}; ///< of hear_
 
     /// A question to the hub at the deadline of a wait: how much longer may it last?

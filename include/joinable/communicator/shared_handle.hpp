@@ -192,11 +192,7 @@ private:
     }
     void accept_all() noexcept {
         for (;;) {
-            Socket socket = Socket::of_this_process([&] {
-                return ::accept4(
-                    listener_.handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC
-                );
-            });
+            Socket socket = listener_.accept();
             if (!socket.is_open()) {
                 if (errno != EAGAIN && errno != EINTR) { // too many open files: it stays ready
                     wait_for(listener_, 0, end_of_wait(std::chrono::milliseconds{20}));

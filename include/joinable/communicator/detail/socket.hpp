@@ -67,6 +67,13 @@ public:
         return socket;
     }
 
+    /// The next connection of a listener. Not open if there is none now; then errno tells why.
+    [[nodiscard]] Socket accept() const {
+        return of_this_process([this] {
+            return ::accept4(handle_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        });
+    }
+
     /// The number of bytes received: at least 1, or 0 if there are none yet. Nothing if no more
     /// will come, because the other side has closed or is lost.
     [[nodiscard]] std::optional<std::size_t> receive(std::span<std::byte> into) const noexcept;

@@ -77,8 +77,6 @@ public:
     /// The ranks that have not arrived. @pre not is_finished(sequence)
     [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) const;
 
-    static constexpr std::size_t most_open = 64; ///< the maximum that a rank has in flight
-
 private:
     struct Open {
         explicit Open(std::size_t size) : signatures(size), bodies(size) {}

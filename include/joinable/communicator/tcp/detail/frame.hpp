@@ -63,6 +63,8 @@ inline constexpr std::uint64_t meeting = ~std::uint64_t{0};
 }
 /// The maximum size of one collective's data, per rank.
 inline constexpr std::size_t most_frame_bytes = std::size_t{1} << 30U;
+/// A rank has at most so many collectives in flight. The hub refuses a further one.
+inline constexpr std::size_t most_in_flight = 64;
 
 template <class T>
 [[nodiscard]] std::span<std::byte const> bytes_of(T const& object) noexcept {

@@ -20,7 +20,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <sys/socket.h>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -91,11 +90,7 @@ private:
     void accept_all(IsHere const& is_here, Admit const& admit) {
         auto const now = std::chrono::steady_clock::now();
         for (int i = 0; i < 64 && now >= accept_again_; ++i) {
-            Socket socket = Socket::of_this_process([&] {
-                return ::accept4(
-                    listener_.handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC
-                );
-            });
+            Socket socket = listener_.accept();
             if (!socket.is_open()) {
                 bool const is_full =
                     errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;

@@ -106,7 +106,6 @@ public:
 
 private:
     using Clock = std::chrono::steady_clock;
-    static constexpr std::size_t most_in_flight = 64;
     static constexpr std::chrono::milliseconds between_questions{10}; ///< of hear_
 
     /// A question to the hub at the deadline of a wait: how much longer may it last?

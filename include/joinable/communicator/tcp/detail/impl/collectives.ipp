@@ -16,7 +16,7 @@ OpenCollectives::is_arrival(FrameHeader const& header, int rank) const noexcept 
     std::size_t const element = is_known ? size_of(header.dtype) : 1;
     return is_known && header.count <= most_frame_bytes / element &&
            header.sequence == first_ + place_of_next(rank) &&
-           header.sequence < first_ + most_open &&
+           header.sequence < first_ + most_in_flight &&
            header.bytes == (contributes(header, rank) ? header.count * element : 0);
 }
 

@@ -1462,22 +1462,19 @@ public:
     /// Waits for the file.
     /// @throws TimedOut
     void read(TcpOptions& options) const {
-        auto const end = end_of_wait(options.connect_timeout);
-        while (!has_read(options)) {
-            if (std::chrono::steady_clock::now() >= end) {
-                throw TimedOut{
-                    {0},
-                    concat(
-                        "rank 0 did not write the file \"",
-                        path_,
-                        "\", by which the ranks are to meet, within ",
-                        std::chrono::duration<double>(options.connect_timeout).count(),
-                        " s: start all ranks of a job as one user, with the same path; a file that "
-                        "another user owns, or may read or write, does not count"
-                    )
-                };
-            }
-            std::this_thread::sleep_for(std::chrono::milliseconds{5});
+        auto const nap = [] { std::this_thread::sleep_for(std::chrono::milliseconds{5}); };
+        if (!wait_at_most(options.connect_timeout, [&] { return has_read(options); }, nap)) {
+            throw TimedOut{
+                {0},
+                concat(
+                    "rank 0 did not write the file \"",
+                    path_,
+                    "\", by which the ranks are to meet, within ",
+                    std::chrono::duration<double>(options.connect_timeout).count(),
+                    " s: start all ranks of a job as one user, with the same path; a file that "
+                    "another user owns, or may read or write, does not count"
+                )
+            };
         }
     }
     /// Whether there is a file now. The options are changed only then.

@@ -82,24 +82,21 @@ struct MpiPending {
 /// @throws TimedOut  not all ranks have arrived by the deadline. `pending` is then never freed.
 inline void
 finish(std::unique_ptr<MpiPending>& pending, std::chrono::nanoseconds deadline, char const* call) {
-    auto const end = end_of_wait(deadline);
-    for (MpiPause pause;; pause()) {
-        int is_done = 0;
-        check_mpi(MPI_Test(&pending->request, &is_done, MPI_STATUS_IGNORE), call);
-        if (is_done != 0) {
-            return;
-        }
-        if (std::chrono::steady_clock::now() >= end) {
-            static_cast<void>(pending.release());
-            throw TimedOut{
-                {},
-                concat(
-                    "some ranks of an MPI communicator did not come within ",
-                    std::chrono::duration<double>(deadline).count(),
-                    " s; MPI does not tell which"
-                )
-            };
-        }
+    auto const is_done = [&] {
+        int is_so = 0;
+        check_mpi(MPI_Test(&pending->request, &is_so, MPI_STATUS_IGNORE), call);
+        return is_so != 0;
+    };
+    if (!wait_at_most(deadline, is_done, MpiPause{})) {
+        static_cast<void>(pending.release());
+        throw TimedOut{
+            {},
+            concat(
+                "some ranks of an MPI communicator did not come within ",
+                std::chrono::duration<double>(deadline).count(),
+                " s; MPI does not tell which"
+            )
+        };
     }
 }
 

@@ -103,6 +103,11 @@ cost_of_including() {
         python3 tests/budget/check_budget.py
     fi
 }
+instructions_of_short_paths() { # which are counted, so it does not matter what runs beside them
+    if command -v valgrind >/dev/null; then
+        python3 tests/budget/check_instructions.py
+    fi
+}
 
 step "install"
 install ca-certificates cmake ninja-build g++ python3 doctest-dev librapidcheck-dev libcli11-dev \
@@ -137,6 +142,7 @@ if $all; then
     python3 tests/scripts_test.py
     beside "headers together, with nvcc" headers_with_nvcc
     beside "cost of including, by clang-19" cost_of_including
+    beside "instructions of short paths, by g++" instructions_of_short_paths
     step "packages"
     install_by_pip build/conan conan '==2.*' || true
     PATH=$PATH:$root/build/conan/bin python3 tests/packaging/build.py
@@ -144,15 +150,11 @@ if $all; then
     if command -v clang-format-19 >/dev/null; then
         find include tests examples -name "*.[hci]pp" -print0 | xargs -0 clang-format-19 --dry-run -Werror
     fi
-    step "instructions of short paths, by g++"
-    cmake --preset release -DCMAKE_CXX_FLAGS=--param=ggc-min-heapsize=1000000 >/dev/null # as joinable_dev has it
-    if command -v valgrind >/dev/null; then
-        python3 tests/budget/check_instructions.py
-    fi
     step "without Linux, by MinGW"
     bash tests/mingw.sh || [ $? -eq 77 ]
     rejoin
     step "headers alone, with g++"
+    cmake --preset release -DCMAKE_CXX_FLAGS=--param=ggc-min-heapsize=1000000 >/dev/null # as joinable_dev has it
     cmake --build build/release --target all_verify_interface_header_sets joinable_nccl_headers
     if command -v nvcc >/dev/null; then
         build_and_test cuda

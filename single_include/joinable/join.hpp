@@ -12273,7 +12273,7 @@ JOINABLE_DEFINITION bool TurnOrder::take_turn(std::size_t position, bool loop_op
             call(position),
             " while the part of ",
             name(*held_by_),
-            " is held open",
+            " is held open; end that part first, as by skip() after a pass that threw",
             round_ ? order(*round_) : ""
         ));
     }

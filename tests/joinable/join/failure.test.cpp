@@ -597,7 +597,7 @@ TEST_CASE(
             a();
             b();
         }),
-        "is held open"
+        " is held open; end that part first, as by skip() after a pass that threw; the order of such a round is "
     );
     says(
         violation_of([](auto&, auto& a, auto& b) {

@@ -99,11 +99,8 @@ template <class Range>
 
 template <class Range>
 [[nodiscard]] constexpr std::size_t count_of(Range const& range) {
-    if constexpr (can_be_dealt<Range>()) {
-        return static_cast<std::size_t>(std::end(range) - std::begin(range));
-    } else {
-        return 0;
-    }
+    static_cast<void>(can_be_dealt<Range>());
+    return static_cast<std::size_t>(std::end(range) - std::begin(range));
 }
 
 } // namespace detail

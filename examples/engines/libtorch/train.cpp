@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: BSL-1.0
-// Trains a convolutional network of libtorch on images of digits, over ranks whose shards differ in
-// length, and for comparison one network alone on the union of their batches. Both end with the
-// same values, up to rounding.
+// Trains a residual network on images of digits, or a transformer on sentences, over ranks whose
+// shards differ in length, and for comparison one network alone on the batches of each round. Both
+// end with the same values, up to rounding. compare.py trains the same by PyTorch.
 #include <joinable/interop/torch.hpp>
 #include <joinable/join.hpp>
 
 #include <algorithm>
-#include <array>
+#include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <fstream>
+#include <memory>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -27,53 +29,47 @@ struct Options {
     int epochs = 5;
     double momentum = 0.9;
     bool is_unweighted = false;
+    std::string network = "residual";
+    std::string dtype = "f64";
+    std::string folder;
     std::string save;
 };
 
-constexpr std::int64_t samples = 4000;
-constexpr std::int64_t held_out = 1000;
 constexpr std::int64_t batch_size = 20;
-constexpr std::int64_t side = 12; // pixels
+constexpr double learning_rate = 0.05;
 
 struct Batch {
-    torch::Tensor images, digits;
+    torch::Tensor inputs, labels;
 
-    [[nodiscard]] std::int64_t size() const { return images.size(0); }
+    [[nodiscard]] std::int64_t size() const { return inputs.size(0); }
     [[nodiscard]] Batch part(std::int64_t begin, std::int64_t count) const {
-        return {images.narrow(0, begin, count), digits.narrow(0, begin, count)};
+        return {inputs.narrow(0, begin, count), labels.narrow(0, begin, count)};
     }
 };
 
-/// Digits of a seven-segment display, shifted and with noise.
-Batch make_digits(std::int64_t count) {
-    // Bits: top, middle, bottom, then left and right of the upper half, of the lower half.
-    constexpr std::array<unsigned, 10> shown{
-        0x7d, 0x50, 0x37, 0x57, 0x5a, 0x4f, 0x6f, 0x51, 0x7f, 0x5f
-    };
-    Batch const batch{
-        0.5 * torch::randn({count, 1, side, side}), torch::randint(10, {count}, torch::kLong)
-    };
-    torch::Tensor const shifts = torch::randint(4, {count, 2}, torch::kLong);
-    for (std::int64_t i = 0; i < count; ++i) {
-        unsigned const bits = shown[static_cast<std::size_t>(batch.digits[i].item<std::int64_t>())];
-        std::int64_t const y = shifts[i][0].item<std::int64_t>();
-        std::int64_t const x = shifts[i][1].item<std::int64_t>();
-        for (unsigned segment = 0; segment < 7; ++segment) {
-            if ((bits >> segment & 1U) == 0) {
-                continue;
-            }
-            torch::Tensor image = batch.images[i][0];
-            if (segment < 3) {
-                image.narrow(0, y + 4 * segment, 1).narrow(1, x, 5).add_(1);
-            } else {
-                bool const is_right = segment == 4 || segment == 6;
-                image.narrow(0, y + (segment > 4 ? 4 : 0), 5)
-                    .narrow(1, x + (is_right ? 4 : 0), 1)
-                    .add_(1);
-            }
-        }
+/// Records of this many bytes, which data.py has made.
+torch::Tensor read_records(std::filesystem::path const& file, std::int64_t bytes) {
+    if (!std::filesystem::exists(file)) {
+        throw std::runtime_error{
+            file.string() + " is missing; python3 data.py FOLDER makes it there"
+        };
     }
-    return batch;
+    auto const size = static_cast<std::int64_t>(std::filesystem::file_size(file));
+    return torch::from_file(file.string(), false, size, torch::kByte).view({-1, bytes});
+}
+/// Images and their digits.
+Batch read_digits(std::string const& folder) {
+    constexpr std::int64_t side = 12; // pixels
+    auto const records = read_records(folder + "/digits.bin", 1 + side * side);
+    auto const images = records.narrow(1, 1, side * side).to(torch::get_default_dtype());
+    return {
+        (images / 255).view({-1, 1, side, side}), records.select(1, 0).to(torch::kLong).contiguous()
+    };
+}
+/// Lines of text, and the letter that follows each letter.
+Batch read_text(std::string const& folder) {
+    auto const lines = read_records(folder + "/text.txt", 34).to(torch::kLong);
+    return {lines.narrow(1, 0, 32).contiguous(), lines.narrow(1, 1, 32).contiguous()};
 }
 
 /// Rank r gets r + 1 shares of the samples, in batches; the last batch may be short.
@@ -93,85 +89,179 @@ std::vector<std::vector<Batch>> deal(Batch const& data, int ranks) {
     return shards;
 }
 
-struct NetworkImpl : torch::nn::Module {
-    torch::Tensor forward(torch::Tensor const& images) {
-        return linear(torch::max_pool2d(torch::relu(convolution(images)), 2).flatten(1));
+struct Network : torch::nn::Module {
+    virtual torch::Tensor forward(torch::Tensor const& inputs) = 0;
+};
+
+/// A convolution and a BatchNorm by the statistics of the batch that it is given, also in evaluations.
+torch::nn::Sequential
+convolution(std::int64_t from, std::int64_t to, std::int64_t width, std::int64_t stride) {
+    return torch::nn::Sequential{
+        torch::nn::Conv2d{
+            torch::nn::Conv2dOptions{from, to, width}.stride(stride).padding(width / 2).bias(false)
+        },
+        torch::nn::BatchNorm2d{torch::nn::BatchNorm2dOptions{to}.track_running_stats(false)}
+    };
+}
+
+struct Residual : Network {
+    torch::Tensor forward(torch::Tensor const& images) override {
+        auto x = torch::relu(stem->forward(images));
+        x = torch::relu(x + second->forward(torch::relu(first->forward(x))));
+        x = torch::relu(shortcut->forward(x) + fourth->forward(torch::relu(third->forward(x))));
+        return head(x.mean({2, 3}));
     }
 
-    torch::nn::Conv2d convolution = register_module("convolution", torch::nn::Conv2d{1, 8, 3});
-    torch::nn::Linear linear = register_module("linear", torch::nn::Linear{8 * 5 * 5, 10});
+    torch::nn::Sequential stem = register_module("stem", convolution(1, 8, 3, 1));
+    torch::nn::Sequential first = register_module("first", convolution(8, 8, 3, 1));
+    torch::nn::Sequential second = register_module("second", convolution(8, 8, 3, 1));
+    torch::nn::Sequential third = register_module("third", convolution(8, 16, 3, 2));
+    torch::nn::Sequential fourth = register_module("fourth", convolution(16, 16, 3, 1));
+    torch::nn::Sequential shortcut = register_module("shortcut", convolution(8, 16, 1, 2));
+    torch::nn::Linear head = register_module("head", torch::nn::Linear{16, 10});
 };
-TORCH_MODULE(Network);
+
+constexpr std::int64_t features = 32;
+constexpr std::int64_t heads = 4;
+
+/// Attention to this letter and those before, then a perceptron.
+struct BlockImpl : torch::nn::Module {
+    torch::Tensor forward(torch::Tensor x) {
+        auto const length = x.size(1);
+        auto const parts = attention(norm(x))
+                               .view({x.size(0), length, 3 * heads, features / heads})
+                               .transpose(1, 2)
+                               .chunk(3, 1);
+        auto const later = torch::ones({length, length}, torch::kBool).triu(1);
+        auto const scores = torch::matmul(parts[0], parts[1].transpose(2, 3)) /
+                            std::sqrt(static_cast<double>(features / heads));
+        auto const mixed =
+            torch::matmul(torch::softmax(scores.masked_fill(later, -1e9), -1), parts[2]);
+        x = x + mix(mixed.transpose(1, 2).reshape(x.sizes()));
+        return x + narrow(torch::relu(widen(second_norm(x))));
+    }
+
+    torch::nn::LayerNorm norm =
+        register_module("norm", torch::nn::LayerNorm{torch::nn::LayerNormOptions{{features}}});
+    torch::nn::Linear attention =
+        register_module("attention", torch::nn::Linear{features, 3 * features});
+    torch::nn::Linear mix = register_module("mix", torch::nn::Linear{features, features});
+    torch::nn::LayerNorm second_norm = register_module(
+        "second_norm", torch::nn::LayerNorm{torch::nn::LayerNormOptions{{features}}}
+    );
+    torch::nn::Linear widen = register_module("widen", torch::nn::Linear{features, 4 * features});
+    torch::nn::Linear narrow = register_module("narrow", torch::nn::Linear{4 * features, features});
+};
+TORCH_MODULE(Block);
+
+struct Transformer : Network {
+    torch::Tensor forward(torch::Tensor const& letters) override {
+        auto const places = torch::arange(letters.size(1), torch::kLong);
+        return head(second(first(letter(letters) + place(places))));
+    }
+
+    torch::nn::Embedding letter =
+        register_module("letter", torch::nn::Embedding{128, features}); // of ASCII
+    torch::nn::Embedding place = register_module("place", torch::nn::Embedding{32, features});
+    Block first = register_module("first", Block{});
+    Block second = register_module("second", Block{});
+    torch::nn::Linear head = register_module("head", torch::nn::Linear{features, 128});
+};
+
+std::shared_ptr<Network> make_network(Options const& options) {
+    if (options.network == "residual") {
+        return std::make_shared<Residual>();
+    }
+    return std::make_shared<Transformer>();
+}
 
 torch::Tensor loss_of(torch::Tensor const& scores, Batch const& batch) {
-    return torch::nn::functional::cross_entropy(scores, batch.digits);
+    return torch::nn::functional::cross_entropy(scores.flatten(0, -2), batch.labels.flatten());
 }
 double loss_on(Network& network, Batch const& data) {
     torch::NoGradGuard const no_graph;
-    return loss_of(network(data.images), data).item<double>();
+    return loss_of(network.forward(data.inputs), data).item<double>();
 }
-/// The share of digits that the network reads right, in percent.
+/// The share of labels that the network finds, in percent.
 double accuracy_on(Network& network, Batch const& data) {
     torch::NoGradGuard const no_graph;
-    return 100 *
-           network(data.images).argmax(1).eq(data.digits).to(torch::kDouble).mean().item<double>();
+    auto const found = network.forward(data.inputs).argmax(-1).eq(data.labels);
+    return 100 * found.to(torch::kDouble).mean().item<double>();
 }
 
 torch::optim::SGDOptions settings(Options const& options) {
-    return torch::optim::SGDOptions{0.02}.momentum(options.momentum);
+    return torch::optim::SGDOptions{learning_rate}.momentum(options.momentum);
 }
+
+struct Trained {
+    std::vector<double> steps;    ///< the loss of each batch of this rank, before its step
+    std::vector<double> held_out; ///< after each epoch
+    double seconds = 0;           ///< of training
+};
 
 /// The work of a rank. `ddp`, `step` and `join` are what distributed training adds.
 template <class Comm>
-std::vector<double> train_together(
+Trained train_together(
     Comm& comm,
     std::vector<Batch> const& shard,
     Batch const& test,
     Options const& options,
-    Network& network
+    std::shared_ptr<Network> const& network
 ) {
     torch::optim::SGD optimizer{network->parameters(), settings(options)};
     joinable::torch::DistributedDataParallel ddp{comm, network}; // all get rank 0's values
     joinable::torch::Step step{comm, optimizer};
-    std::vector<double> losses;
+    Trained trained;
     for (int epoch = 0; epoch < options.epochs; ++epoch) {
+        auto const begin = std::chrono::steady_clock::now();
         joinable::Join join{joinable::participants(ddp, step)};
         for (Batch const& batch : shard) {
             optimizer.zero_grad();
-            auto const scores = options.is_unweighted // else a short batch counts for less
-                                    ? ddp.forward(batch.images)
-                                    : ddp.forward({.weight = batch.size()}, batch.images);
-            loss_of(scores, batch).backward();
+            auto const scores = options.is_unweighted // divides by the number of ranks, as PyTorch
+                                    ? ddp.forward(batch.inputs)
+                                    : ddp.forward({.weight = batch.size()}, batch.inputs);
+            auto const loss = loss_of(scores, batch);
+            loss.backward();
             step.step();
+            trained.steps.push_back(loss.template item<double>());
         }
         join.finish(); // shadows until the last rank has run out
-        losses.push_back(loss_on(network, test));
+        std::chrono::duration<double> const taken = std::chrono::steady_clock::now() - begin;
+        trained.seconds += taken.count();
+        trained.held_out.push_back(loss_on(*network, test));
+        if (comm.rank() == 0) {
+            std::printf("epoch %d: held-out loss %.5f\n", epoch + 1, trained.held_out.back());
+            std::fflush(stdout);
+        }
     }
-    return losses;
+    return trained;
 }
 
-/// Trains a network on all batches of a round at once.
+/// Trains a network on the batches of a round, one after the other, and then steps.
 std::vector<double> train_alone(
     std::vector<std::vector<Batch>> const& shards,
     Batch const& test,
     Options const& options,
     Network& network
 ) {
-    torch::optim::SGD optimizer{network->parameters(), settings(options)};
+    torch::optim::SGD optimizer{network.parameters(), settings(options)};
     std::vector<double> losses;
     for (int epoch = 0; epoch < options.epochs; ++epoch) {
         for (std::size_t round = 0; round < shards.back().size(); ++round) {
-            std::vector<torch::Tensor> images;
-            std::vector<torch::Tensor> digits;
+            double samples = 0;
+            for (std::vector<Batch> const& shard : shards) {
+                samples += round < shard.size() ? static_cast<double>(shard[round].size()) : 0;
+            }
+            optimizer.zero_grad();
             for (std::vector<Batch> const& shard : shards) {
                 if (round < shard.size()) {
-                    images.push_back(shard[round].images);
-                    digits.push_back(shard[round].digits);
+                    Batch const& batch = shard[round];
+                    double const share = options.is_unweighted
+                                             ? 1. / options.ranks
+                                             : static_cast<double>(batch.size()) / samples;
+                    (loss_of(network.forward(batch.inputs), batch) * share).backward();
                 }
             }
-            Batch const all{torch::cat(images), torch::cat(digits)};
-            optimizer.zero_grad();
-            loss_of(network(all.images), all).backward();
             optimizer.step();
         }
         losses.push_back(loss_on(network, test));
@@ -181,27 +271,15 @@ std::vector<double> train_alone(
 
 using Tensors = c10::Dict<std::string, torch::Tensor>;
 
-/// What compare.py needs to train the same network on the same batches.
-Tensors inputs_of(
-    Options const& options,
-    std::vector<std::vector<Batch>> const& shards,
-    Batch const& test,
-    Network const& network
-) {
+/// What compare.py needs to train the same, beside the data.
+Tensors inputs_of(Options const& options, Network const& network) {
     Tensors tensors;
     tensors.insert("epochs", torch::tensor(options.epochs));
-    tensors.insert("momentum", torch::tensor(options.momentum));
-    tensors.insert("test.images", test.images);
-    tensors.insert("test.digits", test.digits);
-    for (auto const& parameter : network->named_parameters()) {
+    tensors.insert("learning_rate", torch::tensor(learning_rate, torch::kDouble));
+    tensors.insert("momentum", torch::tensor(options.momentum, torch::kDouble));
+    tensors.insert("batch_size", torch::tensor(batch_size));
+    for (auto const& parameter : network.named_parameters()) {
         tensors.insert("value." + parameter.key(), parameter.value().detach().clone());
-    }
-    for (std::size_t rank = 0; rank < shards.size(); ++rank) {
-        for (std::size_t i = 0; i < shards[rank].size(); ++i) {
-            std::string const name = std::to_string(rank) + "." + std::to_string(i);
-            tensors.insert("images." + name, shards[rank][i].images.clone());
-            tensors.insert("digits." + name, shards[rank][i].digits.clone());
-        }
     }
     return tensors;
 }
@@ -216,8 +294,8 @@ void save(std::string const& path, Tensors const& tensors) {
 
 double distance(Network const& one, Network const& other) {
     double distance = 0;
-    for (std::size_t i = 0; i < one->parameters().size(); ++i) {
-        auto const difference = one->parameters()[i].detach() - other->parameters()[i].detach();
+    for (std::size_t i = 0; i < one.parameters().size(); ++i) {
+        auto const difference = one.parameters()[i].detach() - other.parameters()[i].detach();
         distance = std::max(distance, difference.abs().max().item<double>());
     }
     return distance;
@@ -228,6 +306,19 @@ double distance(Network const& one, Network const& other) {
 int main(int argc, char** argv) {
     Options options;
     CLI::App app{"Trains a network of libtorch over thread ranks with uneven shards, and alone."};
+    app.add_option("folder", options.folder, "Of the data, which data.py makes.")
+        ->required()
+        ->option_text("FOLDER");
+    app.add_option(
+           "--network",
+           options.network,
+           "residual, on images of digits, or transformer, on sentences. Default: residual."
+    )
+        ->check(CLI::IsMember({"residual", "transformer"}))
+        ->option_text("NAME");
+    app.add_option("--dtype", options.dtype, "Of values: f32 or f64. Default: f64.")
+        ->check(CLI::IsMember({"f32", "f64"}))
+        ->option_text("TYPE");
     app.add_option("--ranks", options.ranks, "How many ranks, 1 to 64. Default: 4.")
         ->check(CLI::Range(1, 64))
         ->option_text("N");
@@ -248,54 +339,67 @@ int main(int argc, char** argv) {
         ->option_text("FILE");
     CLI11_PARSE(app, argc, argv);
     try {
+        bool const is_f64 = options.dtype == "f64"; // where differences of rounding stay small
         torch::manual_seed(1);
-        torch::set_default_dtype(caffe2::TypeMeta::Make<double>()
-        );                         // small differences grow in training
+        torch::set_default_dtype(
+            torch::scalarTypeToTypeMeta(is_f64 ? torch::kDouble : torch::kFloat)
+        );
         torch::set_num_threads(1); // the ranks are the threads
-        Batch const data = make_digits(samples);
-        Batch const test = make_digits(held_out);
-        auto const shards = deal(data, options.ranks);
-        std::vector<Network> networks;
-        std::vector<std::vector<double>> losses(shards.size());
+        Batch const all =
+            options.network == "residual" ? read_digits(options.folder) : read_text(options.folder);
+        std::int64_t const held_out = all.size() / 5;
+        Batch const test = all.part(all.size() - held_out, held_out);
+        auto const shards = deal(all.part(0, all.size() - held_out), options.ranks);
+        std::vector<std::shared_ptr<Network>> networks;
+        std::vector<Trained> trained(shards.size());
         for (std::size_t rank = 0; rank < shards.size(); ++rank) {
             std::printf("rank %zu has %zu batches\n", rank, shards[rank].size());
-            networks.emplace_back();
+            networks.push_back(make_network(options));
         }
-        Network single;
+        std::printf("held out: %lld samples\n", static_cast<long long>(held_out));
+        auto const single = make_network(options);
         {
             torch::NoGradGuard const no_graph;
             for (std::size_t i = 0; i < single->parameters().size(); ++i) {
                 single->parameters()[i].copy_(networks[0]->parameters()[i]);
             }
         }
-        Tensors saved = inputs_of(options, shards, test, single);
+        Tensors saved = inputs_of(options, *single);
         joinable::run_threads(options.ranks, [&](joinable::ThreadCommunicator& comm) {
             auto const rank = static_cast<std::size_t>(comm.rank());
-            losses[rank] = train_together(comm, shards[rank], test, options, networks[rank]);
+            trained[rank] = train_together(comm, shards[rank], test, options, networks[rank]);
         });
-        std::vector<double> const alone = train_alone(shards, test, options, single);
         if (!options.save.empty()) {
-            saved.insert("losses", torch::tensor(losses[0]));
+            for (std::size_t rank = 0; rank < shards.size(); ++rank) {
+                saved.insert(
+                    "steps." + std::to_string(rank),
+                    torch::tensor(trained[rank].steps, torch::kDouble)
+                );
+            }
+            saved.insert("held_out", torch::tensor(trained[0].held_out, torch::kDouble));
+            saved.insert("seconds", torch::tensor(trained[0].seconds, torch::kDouble));
             save(options.save, saved);
         }
-        std::printf("held out: %lld images\n", static_cast<long long>(held_out));
+        std::vector<double> const alone = train_alone(shards, test, options, *single);
+        std::vector<double> const& together = trained[0].held_out;
         std::printf("epoch  loss of %2d ranks  loss alone\n", options.ranks);
         for (std::size_t epoch = 0; epoch < alone.size(); ++epoch) {
-            std::printf("%5zu %17.5f %11.5f\n", epoch + 1, losses[0][epoch], alone[epoch]);
+            std::printf("%5zu %17.5f %11.5f\n", epoch + 1, together[epoch], alone[epoch]);
         }
         double greatest = 0;
-        for (Network const& network : networks) {
-            greatest = std::max(greatest, distance(network, single));
+        for (std::shared_ptr<Network> const& network : networks) {
+            greatest = std::max(greatest, distance(*network, *single));
         }
         std::printf(
-            "read right: %.1f %% by the network of %d ranks, %.1f %% by the one alone\n"
+            "found: %.1f %% by the network of %d ranks, %.1f %% by the one alone\n"
             "values of any rank differ from those alone by at most %.0e\n",
-            accuracy_on(networks[0], test),
+            accuracy_on(*networks[0], test),
             options.ranks,
-            accuracy_on(single, test),
+            accuracy_on(*single, test),
             greatest
         );
-        return options.is_unweighted || greatest < 1e-6 ? 0 : 1;
+        bool const is_close = std::abs(together.back() - alone.back()) < 0.01 * alone.back();
+        return is_close && (greatest < 1e-6 || !is_f64) ? 0 : 1;
     } catch (std::exception const& error) {
         std::fprintf(stderr, "train_libtorch: %s\n", error.what());
         return 1;

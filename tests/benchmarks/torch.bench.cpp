@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: BSL-1.0
 // Iterations of a perceptron of libtorch with 25 MB of gradients: torch_table.py runs it beside PyTorch.
-//   bench_torch alone|threads|processes RANKS ITERATIONS
-// prints the median of the milliseconds that an iteration takes, on rank 0.
+//   bench_torch alone|threads|processes RANKS ITERATIONS [WAY]
+// prints the median of the milliseconds that an iteration takes, on rank 0. WAY is what ranks do:
+//   views     average gradients as views of buckets (if it is not given). Each iteration releases
+//             gradients first, as zero_grad() of libtorch 2, so autograd makes each anew, and it is
+//             copied into its bucket
+//   kept      the same, after zero_grad(false), which clears the views and keeps them
+//   copies    average gradients that lie in memory of their own
+//   unsynced  make the passes of DistributedDataParallel, hooks and all, and sum nothing
+//   meet      train each alone, and meet after each iteration
+//   apart     train each alone, at the same time
 #include <joinable/interop/torch.hpp>
 #include <joinable/join.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -51,34 +60,48 @@ struct Batch {
     torch::Tensor labels = torch::randint(10, {batch_size}, torch::kLong);
 };
 
-void train_alone(int iterations) {
+enum class Way { views, kept, copies, unsynced, meet, apart };
+
+template <class Comm>
+double train(Comm& comm, Way way, int iterations) {
     torch::set_num_threads(1);
     torch::nn::Sequential model = make_model();
     torch::optim::SGD optimizer{model->parameters(), 0.01};
     Batch const batch;
-    std::printf("%.2f\n", median_of(iterations, [&] {
-                    optimizer.zero_grad();
-                    torch::cross_entropy_loss(model->forward(batch.inputs), batch.labels)
-                        .backward();
-                    optimizer.step();
-                }));
+    auto const learn = [&](auto const& forward) {
+        model->zero_grad(way != Way::kept); // true: releases them
+        torch::cross_entropy_loss(forward(), batch.labels).backward();
+    };
+    if (way == Way::meet || way == Way::apart) {
+        return median_of(iterations, [&] {
+            learn([&] { return model->forward(batch.inputs); });
+            optimizer.step();
+            if (way == Way::meet) {
+                comm.barrier();
+            }
+        });
+    }
+    bool const has_views = way == Way::views || way == Way::kept;
+    joinable::torch::DistributedDataParallel ddp{
+        comm, model, {.gradient_as_bucket_view = has_views}
+    };
+    joinable::torch::Step step{comm, optimizer};
+    joinable::Join join{joinable::participants(ddp, step)};
+    double const milliseconds = median_of(iterations, [&] {
+        learn([&] { return ddp.forward({.will_sync = way != Way::unsynced}, batch.inputs); });
+        if (way == Way::unsynced) {
+            optimizer.step(); // a Step waits for a round that averages
+        } else {
+            step.step();
+        }
+    });
+    join.finish();
+    return milliseconds;
 }
 
 template <class Comm>
-void train_together(Comm& comm, int iterations) {
-    torch::set_num_threads(1);
-    torch::nn::Sequential model = make_model();
-    torch::optim::SGD optimizer{model->parameters(), 0.01};
-    joinable::torch::DistributedDataParallel ddp{comm, model, {.gradient_as_bucket_view = true}};
-    joinable::torch::Step step{comm, optimizer};
-    joinable::Join join{joinable::participants(ddp, step)};
-    Batch const batch;
-    double const milliseconds = median_of(iterations, [&] {
-        optimizer.zero_grad();
-        torch::cross_entropy_loss(ddp.forward(batch.inputs), batch.labels).backward();
-        step.step();
-    });
-    join.finish();
+void print(Comm& comm, Way way, int iterations) {
+    double const milliseconds = train(comm, way, iterations);
     if (comm.rank() == 0) {
         std::printf("%.2f\n", milliseconds);
         std::fflush(stdout);
@@ -88,24 +111,33 @@ void train_together(Comm& comm, int iterations) {
 } // namespace
 
 int main(int argc, char** argv) {
-    if (argc != 4) {
-        std::fprintf(stderr, "usage: bench_torch alone|threads|processes RANKS ITERATIONS\n");
+    constexpr std::array<std::string_view, 6> ways{
+        "views", "kept", "copies", "unsynced", "meet", "apart"
+    };
+    auto const way = std::find(ways.begin(), ways.end(), argc > 4 ? argv[4] : "views");
+    if (argc < 4 || argc > 5 || way == ways.end()) {
+        std::fprintf(
+            stderr,
+            "usage: bench_torch alone|threads|processes RANKS ITERATIONS "
+            "[views|kept|copies|unsynced|meet|apart]\n"
+        );
         return 2;
     }
     std::string_view const kind = argv[1];
     int const ranks = std::atoi(argv[2]);
     int const iterations = std::atoi(argv[3]);
+    auto const body = [=, way = static_cast<Way>(way - ways.begin())](auto& comm) {
+        print(comm, way, iterations);
+    };
     if (kind == "threads") {
-        joinable::run_threads(ranks, [=](joinable::ThreadCommunicator& comm) {
-            train_together(comm, iterations);
-        });
+        joinable::run_threads(ranks, [=](joinable::ThreadCommunicator& comm) { body(comm); });
     } else if (kind == "processes") {
+        // Other threads: of a BLAS, which starts its own again in a forked process.
         joinable::run_processes(
-            ranks,
-            [=](joinable::ProcessCommunicator& comm) { train_together(comm, iterations); },
-            {.other_threads = true} // of a BLAS, which starts its own again in a forked process
+            ranks, [=](joinable::ProcessCommunicator& comm) { body(comm); }, {.other_threads = true}
         );
     } else {
-        train_alone(iterations);
+        joinable::SelfCommunicator comm;
+        print(comm, Way::apart, iterations);
     }
 }

@@ -5,7 +5,7 @@
   python3 tests/benchmarks/torch_table.py PROGRAM [--ranks 2] [--rounds 5] [--iterations 30] [--only WAY]
 
 Runs all, one after the other, several rounds, and prints a Markdown table: the median of milliseconds per
-iteration, and how much longer that is than one rank alone, which sends nothing. Needs PyTorch.
+iteration, and the median of its ratios to ranks that train each alone at the same time. Needs PyTorch.
 """
 import argparse
 import os
@@ -53,8 +53,8 @@ def pytorch(options, views):
     return results.get()
 
 
-def joinable(options, kind):
-    command = [options.program, kind, str(options.ranks), str(options.iterations)]
+def joinable(options, kind, way):
+    command = [options.program, kind, str(options.ranks), str(options.iterations), way]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -70,21 +70,26 @@ def main():
         print("iteration", 1e3 * pytorch(options, options.only == "pytorch_views"))
         return
     ways = {
-        "one rank alone, libtorch": lambda: joinable(options, "alone"),
-        "joinable, thread ranks": lambda: joinable(options, "threads"),
-        "joinable, process ranks": lambda: joinable(options, "processes"),
-        "PyTorch, Gloo": lambda: pytorch(options, False),
-        "PyTorch, Gloo, gradient_as_bucket_view": lambda: pytorch(options, True),
+        "thread ranks, apart": lambda: joinable(options, "threads", "apart"),
+        "one rank, the other core idle": lambda: joinable(options, "alone", "apart"),
+        "apart, and a barrier after each iteration": lambda: joinable(options, "threads", "meet"),
     }
+    shown = {"unsynced": "no sums", "copies": "heap", "views": "views", "kept": "views, `zero_grad(false)`"}
+    for kind, ranks in ("threads", "thread"), ("processes", "process"):
+        for way, name in shown.items():
+            name = f"joinable, {ranks} ranks, {name}"
+            ways[name] = lambda kind=kind, way=way: joinable(options, kind, way)
+    ways["PyTorch, Gloo"] = lambda: pytorch(options, False)
+    ways["PyTorch, Gloo, `gradient_as_bucket_view`"] = lambda: pytorch(options, True)
     times = {name: [] for name in ways}
     for _ in range(options.rounds):
         for name, way in ways.items():
             times[name].append(way())
-    alone = statistics.median(times["one rank alone, libtorch"])
-    print(f"| PyTorch {torch.__version__}, {options.ranks} ranks | ms per iteration | above alone |\n|---|---|---|")
+    apart = next(iter(times.values()))
+    print(f"| PyTorch {torch.__version__}, {options.ranks} ranks | ms per iteration | / apart |\n|---|---|---|")
     for name, values in times.items():
-        median = statistics.median(values)
-        print(f"| {name} | {median:.1f} ({min(values):.1f} to {max(values):.1f}) | {median - alone:.1f} |")
+        ratio = statistics.median(value / base for value, base in zip(values, apart))
+        print(f"| {name} | {statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f}) | {ratio:.2f} |")
 
 
 if __name__ == "__main__":

@@ -2307,9 +2307,25 @@ MUTATIONS = [
     ),
     Mutation(
         "what-is-sent-from-where-it-is-has-a-bucket", "participant/sharded/optimizer.hpp",
-        "return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();",
-        "return shard.bucket_bytes();",
+        "return shard.count_packed(group.parameters, packed_counts_[turn % 2]) * shard.element();",
+        "return shard.count_packed(group.parameters, packed_counts_[turn % 2]) * 0 + shard.bucket_bytes();",
         "../trace/allocations.test.cpp", "a large parameter of one owner*",
+    ),
+    Mutation(
+        "large-pieces-of-flat-buckets-are-packed", "participant/sharded/detail/plan.hpp",
+        "if (reaches_all) {", "if (false) {",
+        "../trace/allocations.test.cpp", "a large parameter of one owner*",
+    ),
+    Mutation(
+        "what-travels-alone-leaves-a-gap", "optimizer/impl/shard.ipp",
+        "if (travels_alone(parameters, piece)) {\n            continue;\n        }",
+        "if (travels_alone(parameters, piece)) {\n            from += piece.size * element();\n            continue;\n        }",
+        "participant/zero_redundancy_optimizer.test.cpp", "a parameter that is sent from where it is*",
+    ),
+    Mutation(
+        "pieces-that-travel-alone-are-stepped-twice", "optimizer/shard.hpp",
+        "if (is_packed && travels_alone(parameters, piece)) {", "if (false) {",
+        "participant/zero_redundancy_optimizer.test.cpp", "a parameter that is sent from where it is*",
     ),
     Mutation(
         "settings-of-engines-do-not-travel", "participant/sharded/detail/settings.hpp",

@@ -840,9 +840,10 @@ struct ShardPiece {
 /// may end with padding that no rank owns, so that all parts are equal.
 struct ShardBucket {
     DType dtype;
-    std::vector<std::size_t> counts; ///< elements of each rank's part
-    std::vector<ShardPiece> pieces;  ///< by offset
-    bool is_rows = false;            ///< of one parameter, whose gradients are rows
+    std::vector<std::size_t> counts;     ///< elements of each rank's part
+    std::vector<ShardPiece> pieces;      ///< by offset
+    bool is_rows = false;                ///< of one parameter, whose gradients are rows
+    std::size_t alone = std::size_t(-1); ///< bytes from which a piece travels alone, if all do not
 
     [[nodiscard]] std::size_t count() const noexcept {
         return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
@@ -859,7 +860,8 @@ std::vector<int>
 owners_by_size(std::span<std::size_t const> sizes, std::vector<std::size_t>& loads);
 
 /// A parameter of at least this size travels alone if it has one owner: it is sent from where it
-/// is, which saves two copies. A smaller one would wait longer for its turn than the copies take.
+/// is, which saves two copies. A smaller one would wait longer for its turn than the copies take. Between threads, a
+/// piece of a flat bucket does so, too.
 inline constexpr std::size_t lone_bytes = std::size_t{64} << 10U;
 
 /// Runs of parameters of one dtype, in list order, that reach `cap` bytes; `chosen` are indices. A
@@ -2167,9 +2169,12 @@ public:
         std::vector<ShardGradient>& list
     ) const;
 
-    /// Steps the pieces that this rank keeps and that have gradients. `steps` counts per parameter.
+    /// Steps those of the given pieces, which this rank keeps, that have gradients; with `is_packed` only those that do
+    /// not travel alone. `steps` counts per parameter.
     template <class Rule>
     void step(
+        std::span<ShardPiece const> pieces,
+        bool is_packed,
         ParameterList const& parameters,
         detail::SteppedGradients& stepped,
         Rule const& rule,
@@ -2189,7 +2194,10 @@ public:
                 updates.clear();
             }
         };
-        for (ShardPiece const& piece : kept()) {
+        for (ShardPiece const& piece : pieces) {
+            if (is_packed && travels_alone(parameters, piece)) {
+                continue;
+            }
             AnyView const value = parameters[piece.parameter].value();
             std::byte const* gradients = reduces() ? gradient_at(piece) : nullptr;
             bool is_moved = !is_dense(value); // then scratch memory is used until it has run
@@ -2276,15 +2284,26 @@ public:
     /// The bytes of a row.
     [[nodiscard]] std::size_t row_bytes(ParameterList const& parameters) const;
 
-    /// The only parameter of this bucket if it is dense and has one owner, so that it can be sent
-    /// from where it is. Otherwise an empty view.
-    [[nodiscard]] AnyView lone_value(ParameterList const& parameters) const;
+    // Values travel from where they lie, or packed: the pieces that do not travel alone, one after another.
 
-    /// Copies this rank's values into its part of a bucket.
+    /// The pieces that travel alone while their value is dense, those of the ranks in turn.
+    [[nodiscard]] std::span<ShardPiece const> lone() const noexcept { return lone_; }
+    /// The run of memory from which a piece travels, if it does so alone; else an empty view.
+    [[nodiscard]] AnyView lone_run(ParameterList const& parameters, ShardPiece const& piece) const;
+    [[nodiscard]] bool
+    travels_alone(ParameterList const& parameters, ShardPiece const& piece) const {
+        return !lone_.empty() && lone_run(parameters, piece);
+    }
+    /// Sets the number of packed elements of each rank. Returns their sum.
+    std::size_t
+    count_packed(ParameterList const& parameters, std::vector<std::size_t>& counts) const;
+    /// Copies the values of this rank that are packed.
     void
-    pack_own(ParameterList const& parameters, std::byte* bucket, detail::Scratch& scratch) const;
-    /// Copies all values that other ranks own from a bucket.
-    void unpack_others(ParameterList const& parameters, std::byte const* bucket) const;
+    pack_own(ParameterList const& parameters, std::byte* packed, detail::Scratch& scratch) const;
+    /// Copies all values that other ranks own from where all are packed.
+    void unpack_others(ParameterList const& parameters, std::byte const* packed) const;
+    /// Copies all values of this rank to its part of a bucket.
+    void take_own(ParameterList const& parameters, std::byte* part, detail::Scratch& scratch) const;
 
     /// Copies elements of arrays of the state.
     void copy_array(std::byte const* from, std::byte* to, std::size_t count) const {
@@ -2308,6 +2327,15 @@ private:
     [[nodiscard]] static bool is_whole(ShardPiece const& piece, AnyView const& value) {
         return piece.size == value.numel();
     }
+    /// Whether a piece travels alone while its value is dense.
+    [[nodiscard]] bool is_lone(ShardPiece const& piece) const noexcept {
+        bool const is_all = bucket_.pieces.size() == 1 && piece.size == bucket_.count();
+        return piece.size != 0 && (is_all || piece.size * element() >= bucket_.alone);
+    }
+    /// Copies values of this rank to `place`.
+    void pack_piece(
+        AnyView const& value, ShardPiece const& piece, std::byte* place, detail::Scratch& scratch
+    ) const;
     [[nodiscard]] AnyView run(std::byte* data, ShardPiece const& piece) const {
         return {data, bucket_.dtype, Shape{piece.size}, Shape{1}, device_->id()};
     }
@@ -2369,6 +2397,7 @@ private:
     std::size_t own_ = 0;
     StateArrays state_;
     Arena gradients_;
+    std::vector<ShardPiece> lone_;
 };
 
 }}} // namespace joinable::v0::detail
@@ -2377,8 +2406,10 @@ private:
 
 #if JOINABLE_HAS_DEFINITIONS
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -2404,10 +2435,25 @@ JOINABLE_DEFINITION OptimizerShard::OptimizerShard(
       gradients_{device.allocate(
           reduces_to_owners(sharding) ? part() * element() : 0, Arena::default_alignment
       )} {
+    std::vector<std::size_t> numbers; // of those in lone_: how many come before it of its owner
     for (ShardPiece const& piece : bucket_.pieces) {
         first_ += piece.owner < rank ? 1 : 0;
         own_ += piece.owner == rank ? 1 : 0;
+        if (is_lone(piece)) {
+            bool const is_first = lone_.empty() || lone_.back().owner != piece.owner;
+            numbers.push_back(is_first ? 0 : numbers.back() + 1);
+            lone_.push_back(piece);
+        }
     }
+    std::vector<std::size_t> order(lone_.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return numbers[a] != numbers[b] ? numbers[a] < numbers[b] : a < b;
+    });
+    std::vector<ShardPiece> const by_offset = lone_;
+    std::transform(order.begin(), order.end(), lone_.begin(), [&](std::size_t k) {
+        return by_offset[k];
+    });
 }
 
 JOINABLE_DEFINITION AnyView OptimizerShard::place_of(AnyView const& value, std::byte* data) {
@@ -2598,47 +2644,80 @@ OptimizerShard::unpack_rows(ParameterList const& parameters, SteppedRows const& 
     }
 }
 
-JOINABLE_DEFINITION AnyView OptimizerShard::lone_value(ParameterList const& parameters) const {
-    if (bucket_.pieces.size() != 1 || bucket_.pieces.front().size != bucket_.count()) {
+JOINABLE_DEFINITION AnyView
+OptimizerShard::lone_run(ParameterList const& parameters, ShardPiece const& piece) const {
+    if (!is_lone(piece)) {
         return {};
     }
-    AnyView const value = parameters[bucket_.pieces.front().parameter].value();
-    return is_dense(value) ? value : AnyView{};
+    AnyView const value = parameters[piece.parameter].value();
+    return is_dense(value) ? run(begin_of(value, piece), piece) : AnyView{};
+}
+
+JOINABLE_DEFINITION std::size_t OptimizerShard::count_packed(
+    ParameterList const& parameters, std::vector<std::size_t>& counts
+) const {
+    counts = bucket_.counts;
+    if (!lone_.empty()) { // else equal parts stay so, padding included
+        std::fill(counts.begin(), counts.end(), std::size_t{0});
+        for (ShardPiece const& piece : bucket_.pieces) {
+            bool const is_packed = !travels_alone(parameters, piece);
+            counts[static_cast<std::size_t>(piece.owner)] += is_packed ? piece.size : 0;
+        }
+    }
+    return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+}
+
+JOINABLE_DEFINITION void OptimizerShard::pack_piece(
+    AnyView const& value, ShardPiece const& piece, std::byte* place, detail::Scratch& scratch
+) const {
+    if (is_dense(value)) {
+        detail::copy_run(*device_, begin_of(value, piece), place, piece.size, bucket_.dtype);
+    } else if (is_whole(piece, value)) {
+        device_->copy(value, place_of(value, place));
+    } else {
+        std::byte* const elements = elements_of(value, value, piece, scratch);
+        device_->submit();
+        detail::copy_run(*device_, elements, place, piece.size, bucket_.dtype);
+        device_->submit(); // before the scratch memory is used again
+    }
 }
 
 JOINABLE_DEFINITION void OptimizerShard::pack_own(
-    ParameterList const& parameters, std::byte* bucket, detail::Scratch& scratch
+    ParameterList const& parameters, std::byte* packed, detail::Scratch& scratch
 ) const {
     for (ShardPiece const& piece : own()) {
-        AnyView const value = parameters[piece.parameter].value();
-        std::byte* const place = bucket + piece.offset * element();
-        if (is_dense(value)) {
-            detail::copy_run(*device_, begin_of(value, piece), place, piece.size, bucket_.dtype);
-        } else if (is_whole(piece, value)) {
-            device_->copy(value, place_of(value, place));
-        } else {
-            std::byte* const elements = elements_of(value, value, piece, scratch);
-            device_->submit();
-            detail::copy_run(*device_, elements, place, piece.size, bucket_.dtype);
-            device_->submit(); // before the scratch memory is used again
+        if (!travels_alone(parameters, piece)) {
+            pack_piece(parameters[piece.parameter].value(), piece, packed, scratch);
+            packed += piece.size * element();
         }
     }
 }
 
+JOINABLE_DEFINITION void OptimizerShard::take_own(
+    ParameterList const& parameters, std::byte* part, detail::Scratch& scratch
+) const {
+    for (ShardPiece const& piece : own()) {
+        std::byte* const place = part + (piece.offset - part_offset()) * element();
+        pack_piece(parameters[piece.parameter].value(), piece, place, scratch);
+    }
+}
+
 JOINABLE_DEFINITION void
-OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* bucket) const {
-    auto* const first = const_cast<std::byte*>(bucket);
+OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* packed) const {
+    auto* from = const_cast<std::byte*>(packed);
     auto const is_other = [&](ShardPiece const& piece) { return piece.owner != rank_; };
     std::span<ShardPiece const> const pieces = bucket_.pieces;
     for (std::size_t k = 0; k < pieces.size(); ++k) {
         ShardPiece const& piece = pieces[k];
+        if (travels_alone(parameters, piece)) {
+            continue;
+        }
         AnyView const value = parameters[piece.parameter].value();
-        std::byte* const from = first + piece.offset * element();
         if (is_dense(value)) {
             if (is_other(piece)) {
                 detail::copy_run(*device_, from, begin_of(value, piece), piece.size, bucket_.dtype);
             }
-        } else if (piece.begin == 0) { // the bucket has the whole value
+        } else if (piece.begin == 0) { // all pieces of the value are packed
             bool has_others = false;
             for (std::size_t p = k; p < pieces.size(); ++p) {
                 if (pieces[p].parameter != piece.parameter) {
@@ -2650,6 +2729,7 @@ OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* 
                 device_->copy(place_of(value, from), value);
             }
         }
+        from += piece.size * element();
     }
 }
 
@@ -3471,10 +3551,7 @@ ValueStore::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
         }
     }
     for (std::size_t k = 0; k < shards.size(); ++k) {
-        if (std::size_t const before = shards[k].part_offset() * shards[k].element();
-            shards[k].part() != 0) {
-            shards[k].pack_own(whole_, at(k) - before, scratch);
-        }
+        shards[k].take_own(whole_, at(k), scratch);
     }
 }
 
@@ -4141,6 +4218,17 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// Whether a rank reads memory of the others wherever it lies, as threads do.
+template <Communicator Comm>
+[[nodiscard]] bool reaches_all(Comm const& comm) noexcept {
+    if constexpr (has_sum_of_pieces<Comm>) {
+        std::byte const here{}; // no process has its stack in shared memory
+        return comm.is_in_reach({&here, 1, DType::u8});
+    } else {
+        return false;
+    }
+}
+
 /// Starts to fill a bucket with the parts of all ranks. This rank's part is at `own`, which may be
 /// its place in the bucket.
 template <Communicator Comm>
@@ -4192,43 +4280,58 @@ start_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket, double f
     );
 }
 
-/// Sends the values of a bucket from their owners to all ranks. A lone parameter is sent in place,
-/// and so are values that lie in the bucket.
+/// Sends values of a bucket from their owners to all ranks: a large piece from where it lies, or the others packed. Values
+/// that lie in the bucket are sent there.
 template <Communicator Comm>
 class ShardExchange {
 public:
-    /// `bucket` is memory for all parts; `has_values` says whether the values lie in it. A parameter
-    /// whose gradients are rows sends the `stepped` ones, whose number all ranks know.
+    /// Sends the packed values, `counts` of each rank. `bucket` is memory for them; `has_values` says whether the values lie
+    /// in it. A parameter whose gradients are rows sends the `stepped` ones, whose number all ranks know.
     ShardExchange(
         Comm& comm,
         ParameterList const& parameters,
         OptimizerShard const& shard,
         SteppedGradients& stepped,
         std::byte* bucket,
+        std::vector<std::size_t> const& counts,
         bool has_values,
         Scratch& scratch
     )
         : parameters_{parameters}, shard_{shard}, bucket_{bucket}, has_values_{has_values} {
-        Device& device = shard.device();
         if (shard.bucket().is_rows) {
             rows_ = &stepped.rows(shard.bucket().pieces.front().parameter);
             if (!rows_->indices.empty()) {
                 start_rows(comm);
             }
-        } else if (AnyView const value = has_values ? AnyView{} : shard.lone_value(parameters)) {
-            Buffer const whole{value.data(), value.numel(), value.dtype()};
-            device.submit();
-            static_cast<void>( // nvcc 13 warns of a dropped reference to a work
-                lone_.emplace(comm.broadcast(whole, shard.bucket().pieces.front().owner))
-            );
-        } else {
-            if (!has_values) {
-                shard.pack_own(parameters, bucket, scratch);
-            }
-            device.submit();
-            std::byte const* const own = bucket + shard.part_offset() * shard.element();
-            static_cast<void>(parts_.emplace(gather_parts(comm, shard, own, bucket)));
+            return;
         }
+        auto const total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+        auto const before =
+            std::accumulate(counts.begin(), counts.begin() + comm.rank(), std::size_t{0});
+        std::byte* const own = bucket + before * shard.element();
+        if (!has_values) {
+            shard.pack_own(parameters, own, scratch);
+        }
+        shard.device().submit();
+        DType const dtype = shard.bucket().dtype;
+        std::size_t const part = counts[static_cast<std::size_t>(comm.rank())];
+        static_cast<void>(parts_.emplace(any_all_gather(
+            comm, ConstBuffer{own, part, dtype}, Buffer{bucket, total, dtype}, counts
+        )));
+    }
+    /// Sends a piece from where it lies.
+    ShardExchange(
+        Comm& comm,
+        ParameterList const& parameters,
+        OptimizerShard const& shard,
+        ShardPiece const& piece
+    )
+        : parameters_{parameters}, shard_{shard} {
+        AnyView const run = shard.lone_run(parameters, piece);
+        shard.device().submit();
+        static_cast<void>( // nvcc 13 warns of a dropped reference to a work
+            lone_.emplace(comm.broadcast({run.data(), run.numel(), run.dtype()}, piece.owner))
+        );
     }
 
     void finish() {
@@ -4270,14 +4373,13 @@ private:
 
     ParameterList const& parameters_;
     OptimizerShard const& shard_;
-    std::byte const* bucket_;
-    bool has_values_;
+    std::byte const* bucket_ = nullptr;
+    bool has_values_ = false;
     SteppedRows* rows_ = nullptr;
     std::optional<Broadcast> lone_; ///< or the indices of rows
     std::optional<Broadcast> row_values_;
-    std::optional<decltype(gather_parts(
-        std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, nullptr
-    ))>
+    std::optional<decltype(any_all_gather(std::declval<Comm&>(), ConstBuffer{}, Buffer{}, Counts{})
+    )>
         parts_;
 };
 
@@ -5234,7 +5336,8 @@ void check_group(
 }
 
 /// Cuts the parameters of a group into the buckets of `rank`, and into units if values are sharded.
-/// `loads` holds the elements of each rank in earlier groups and is updated.
+/// `loads` holds the elements of each rank in earlier groups and is updated. `reaches_all`: a rank reads values of the
+/// others wherever they lie.
 template <class Rule>
 void cut_group(
     ShardGroup& group,
@@ -5244,6 +5347,7 @@ void cut_group(
     ZeroOptions const& options,
     Sharding sharding,
     int rank,
+    bool reaches_all,
     Device& device
 ) {
     std::vector<std::size_t> trained;
@@ -5294,10 +5398,15 @@ void cut_group(
     }
     auto const cut = [&](std::span<std::size_t const> chosen, std::size_t cap, std::size_t alone) {
         for (auto const& run : runs_by_size(group.parameters, chosen, cap, alone)) {
-            group.shards.emplace_back(
+            ShardBucket bucket =
                 is_flat(options)
                     ? flat_bucket(group.parameters, run, loads.size())
-                    : bucket_by_owners(group.parameters, run, all_owners, loads.size()),
+                    : bucket_by_owners(group.parameters, run, all_owners, loads.size());
+            if (reaches_all) {
+                bucket.alone = lone_bytes;
+            }
+            group.shards.emplace_back(
+                std::move(bucket),
                 rank,
                 state_names_of(rule).size(),
                 UpdateRule<Rule>,
@@ -6354,29 +6463,18 @@ protected:
                 step_all_at_once();
                 finish_stepped();
             } else {
-                step_and_exchange([this](std::size_t k, detail::OptimizerShard const& s) {
-                    step_shard(k, s);
-                });
+                step_and_exchange([this](auto const&... which) { step_pieces(which...); });
             }
         }
     }
     /// Replaces finish_step() if each shard has been stepped.
     void finish_stepped() {
-        step_and_exchange([](std::size_t, detail::OptimizerShard const&) {});
+        step_and_exchange([](auto const&...) {});
     }
     /// Steps what this rank owns of a shard of group `k` whose gradients are reduced, unless the rule steps all at once.
     /// Local. No requires-clause says so, because nvcc 13 then refuses it to derived classes.
-    void step_shard(std::size_t k, [[maybe_unused]] detail::OptimizerShard const& shard) {
-        [[maybe_unused]] Group& group = groups_[k];
-        if constexpr (detail::steps_all_at_once<Rule>) {
-            return;
-        } else if constexpr (LocalOptimizer<Rule>) {
-            shard.step_whole(
-                group.parameters, group.gradients, rules_[k], group.steps, group.first
-            );
-        } else {
-            shard.step(group.parameters, group.gradients, rules_[k], group.steps, scratch_);
-        }
+    void step_shard(std::size_t k, detail::OptimizerShard const& shard) {
+        step_pieces(k, shard, shard.kept(), false);
     }
 
 private:
@@ -6388,6 +6486,32 @@ private:
         );
     }
 
+    /// An engine's optimizer has the whole shard, because Partition::flat refuses it.
+    void step_pieces(
+        std::size_t k,
+        [[maybe_unused]] detail::OptimizerShard const& shard,
+        [[maybe_unused]] std::span<detail::ShardPiece const> pieces,
+        [[maybe_unused]] bool is_packed
+    ) {
+        [[maybe_unused]] Group& group = groups_[k];
+        if constexpr (detail::steps_all_at_once<Rule>) {
+            return;
+        } else if constexpr (LocalOptimizer<Rule>) {
+            shard.step_whole(
+                group.parameters, group.gradients, rules_[k], group.steps, group.first
+            );
+        } else {
+            shard.step(
+                pieces,
+                is_packed,
+                group.parameters,
+                group.gradients,
+                rules_[k],
+                group.steps,
+                scratch_
+            );
+        }
+    }
     void step_all_at_once() {
         device().finish();
         std::vector<WholeParameter> all;
@@ -6532,7 +6656,17 @@ private:
         if constexpr (!detail::takes_parameters<Rule>) {
             detail::check_rule(rule);
         }
-        detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
+        detail::cut_group(
+            group,
+            rule,
+            choices,
+            loads,
+            options_,
+            sharding_,
+            comm_.rank(),
+            detail::reaches_all(comm_),
+            device()
+        );
         if constexpr (detail::takes_parameters<Rule>) {
             hand_over(group, rule);
         }
@@ -6572,10 +6706,10 @@ private:
         settings_.reserve(rules_.size() + 1, parameters, options_.shared);
     }
 
-    /// The bytes of a bucket's values; 0 if they are sent in place.
-    [[nodiscard]] static std::size_t
-    packed_bytes(Group const& group, detail::OptimizerShard const& shard) {
-        return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
+    /// The bytes of a bucket's values that are not sent from where they lie. Counts them for its next exchange.
+    [[nodiscard]] std::size_t
+    packed_bytes(Group const& group, detail::OptimizerShard const& shard, std::size_t turn = 0) {
+        return shard.count_packed(group.parameters, packed_counts_[turn % 2]) * shard.element();
     }
 
     /// Lists the rows that this rank is about to step, and how many each owner steps of what it owns.
@@ -6626,22 +6760,40 @@ private:
                 Group& group = groups_[k];
                 for (std::size_t s = 0; s < group.shards.size(); ++s) {
                     detail::OptimizerShard const& shard = group.shards[s];
-                    step(k, shard);
-                    if (sends_values()) {
-                        std::byte* const bucket =
-                            group.values ? group.values->at(s)
-                                         : arenas_.data(turn % 2, packed_bytes(group, shard));
-                        bool const has_values = group.values != nullptr;
+                    ParameterList const& parameters = group.parameters;
+                    bool const has_values = group.values != nullptr;
+                    bool const is_packed = sends_values() && !has_values;
+                    std::size_t const bytes =
+                        is_packed ? packed_bytes(group, shard, turn) : shard.bucket_bytes();
+                    bool const has_others =
+                        bytes != 0 || shard.lone().size() != shard.bucket().pieces.size();
+                    if (!is_packed || has_others || shard.bucket().is_rows) {
+                        step(k, shard, shard.kept(), is_packed);
+                        if (!sends_values()) {
+                            continue;
+                        }
                         static_cast<void>(exchanges[turn % 2].emplace(
                             comm_,
-                            group.parameters,
+                            parameters,
                             shard,
                             group.gradients,
-                            bucket,
+                            has_values ? group.values->at(s) : arenas_.data(turn % 2, bytes),
+                            has_values ? shard.bucket().counts : packed_counts_[turn % 2],
                             has_values,
                             scratch_[0]
                         ));
                         finish();
+                    }
+                    for (detail::ShardPiece const& piece : shard.lone()) {
+                        if (is_packed && !shard.bucket().is_rows &&
+                            shard.travels_alone(parameters, piece)) {
+                            bool const is_own = piece.owner == comm_.rank();
+                            step(k, shard, std::span{&piece, is_own ? 1U : 0U}, false);
+                            static_cast<void>(
+                                exchanges[turn % 2].emplace(comm_, parameters, shard, piece)
+                            );
+                            finish();
+                        }
                     }
                 }
             }
@@ -6672,6 +6824,7 @@ private:
         former_values_;              ///< of groups before: values of frozen parameters lie there
     std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters
     detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one
+    std::vector<std::size_t> packed_counts_[2]; ///< of their packed elements
     detail::Scratch scratch_[2];
     detail::ShardedSettings<Rule> settings_;
     std::vector<std::uint64_t> row_counts_; ///< of each parameter whose gradients are rows

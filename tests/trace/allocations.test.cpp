@@ -585,26 +585,31 @@ TEST_CASE("a rank that keeps whole gradients has them once where they lie in buc
     });
 }
 
-TEST_CASE("a large parameter of one owner needs no bucket") {
-    run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
-        constexpr std::size_t numel = 256 * 1024;
-        std::vector<Param<float>> params = make_params<float>({numel, numel, 100});
-        std::size_t const before = live_bytes;
-        peak_bytes = live_bytes;
-        joinable::ZeroRedundancyOptimizer zero{comm, params, joinable::Sgd{}};
-        for (int round = 0; round < 3; ++round) {
-            zero.step();
-        }
-        CHECK(live_bytes - before < numel); // a quarter of one
-        // The start sends the values of rank 0 in buckets.
-        CHECK(peak_bytes - before < 2 * numel * sizeof(float) + numel);
-    });
+TEST_CASE("a large parameter of one owner needs no bucket, nor do large pieces between threads") {
+    for (auto const partition : {joinable::Partition::by_parameters, joinable::Partition::flat}) {
+        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            constexpr std::size_t numel = 256 * 1024;
+            std::vector<Param<float>> params = make_params<float>({numel, numel, 100});
+            std::size_t const before = live_bytes;
+            peak_bytes = live_bytes;
+            joinable::ZeroRedundancyOptimizer zero{
+                comm, params, joinable::Sgd{}, {.partition = partition}
+            };
+            for (int round = 0; round < 3; ++round) {
+                zero.step();
+            }
+            CHECK(live_bytes - before < numel); // a quarter of one
+            // The start sends the values of rank 0 in buckets.
+            CHECK(peak_bytes - before < 2 * numel * sizeof(float) + numel);
+        });
+    }
 }
 
 TEST_CASE("a sharded step allocates nothing once warm, nor while it shadows") {
     for (auto const partition : {joinable::Partition::by_parameters, joinable::Partition::flat}) {
         run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
-            std::vector<Param<float>> params = make_params<float>({100, 5000, 3, 7});
+            // The large one travels by itself, or its pieces do.
+            std::vector<Param<float>> params = make_params<float>({100, 5000, 136'000, 3, 7});
             std::size_t in_steps = 0;
             std::size_t last = 0;
             std::size_t round = 0;

@@ -65,9 +65,10 @@ struct ShardPiece {
 /// may end with padding that no rank owns, so that all parts are equal.
 struct ShardBucket {
     DType dtype;
-    std::vector<std::size_t> counts; ///< elements of each rank's part
-    std::vector<ShardPiece> pieces;  ///< by offset
-    bool is_rows = false;            ///< of one parameter, whose gradients are rows
+    std::vector<std::size_t> counts;     ///< elements of each rank's part
+    std::vector<ShardPiece> pieces;      ///< by offset
+    bool is_rows = false;                ///< of one parameter, whose gradients are rows
+    std::size_t alone = std::size_t(-1); ///< bytes from which a piece travels alone, if all do not
 
     [[nodiscard]] std::size_t count() const noexcept {
         return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
@@ -84,7 +85,8 @@ std::vector<int>
 owners_by_size(std::span<std::size_t const> sizes, std::vector<std::size_t>& loads);
 
 /// A parameter of at least this size travels alone if it has one owner: it is sent from where it
-/// is, which saves two copies. A smaller one would wait longer for its turn than the copies take.
+/// is, which saves two copies. A smaller one would wait longer for its turn than the copies take. Between threads, a
+/// piece of a flat bucket does so, too.
 inline constexpr std::size_t lone_bytes = std::size_t{64} << 10U;
 
 /// Runs of parameters of one dtype, in list order, that reach `cap` bytes; `chosen` are indices. A

@@ -104,9 +104,12 @@ public:
         std::vector<ShardGradient>& list
     ) const;
 
-    /// Steps the pieces that this rank keeps and that have gradients. `steps` counts per parameter.
+    /// Steps those of the given pieces, which this rank keeps, that have gradients; with `is_packed` only those that do
+    /// not travel alone. `steps` counts per parameter.
     template <class Rule>
     void step(
+        std::span<ShardPiece const> pieces,
+        bool is_packed,
         ParameterList const& parameters,
         detail::SteppedGradients& stepped,
         Rule const& rule,
@@ -126,7 +129,10 @@ public:
                 updates.clear();
             }
         };
-        for (ShardPiece const& piece : kept()) {
+        for (ShardPiece const& piece : pieces) {
+            if (is_packed && travels_alone(parameters, piece)) {
+                continue;
+            }
             AnyView const value = parameters[piece.parameter].value();
             std::byte const* gradients = reduces() ? gradient_at(piece) : nullptr;
             bool is_moved = !is_dense(value); // then scratch memory is used until it has run
@@ -213,15 +219,26 @@ public:
     /// The bytes of a row.
     [[nodiscard]] std::size_t row_bytes(ParameterList const& parameters) const;
 
-    /// The only parameter of this bucket if it is dense and has one owner, so that it can be sent
-    /// from where it is. Otherwise an empty view.
-    [[nodiscard]] AnyView lone_value(ParameterList const& parameters) const;
+    // Values travel from where they lie, or packed: the pieces that do not travel alone, one after another.
 
-    /// Copies this rank's values into its part of a bucket.
+    /// The pieces that travel alone while their value is dense, those of the ranks in turn.
+    [[nodiscard]] std::span<ShardPiece const> lone() const noexcept { return lone_; }
+    /// The run of memory from which a piece travels, if it does so alone; else an empty view.
+    [[nodiscard]] AnyView lone_run(ParameterList const& parameters, ShardPiece const& piece) const;
+    [[nodiscard]] bool
+    travels_alone(ParameterList const& parameters, ShardPiece const& piece) const {
+        return !lone_.empty() && lone_run(parameters, piece);
+    }
+    /// Sets the number of packed elements of each rank. Returns their sum.
+    std::size_t
+    count_packed(ParameterList const& parameters, std::vector<std::size_t>& counts) const;
+    /// Copies the values of this rank that are packed.
     void
-    pack_own(ParameterList const& parameters, std::byte* bucket, detail::Scratch& scratch) const;
-    /// Copies all values that other ranks own from a bucket.
-    void unpack_others(ParameterList const& parameters, std::byte const* bucket) const;
+    pack_own(ParameterList const& parameters, std::byte* packed, detail::Scratch& scratch) const;
+    /// Copies all values that other ranks own from where all are packed.
+    void unpack_others(ParameterList const& parameters, std::byte const* packed) const;
+    /// Copies all values of this rank to its part of a bucket.
+    void take_own(ParameterList const& parameters, std::byte* part, detail::Scratch& scratch) const;
 
     /// Copies elements of arrays of the state.
     void copy_array(std::byte const* from, std::byte* to, std::size_t count) const {
@@ -245,6 +262,15 @@ private:
     [[nodiscard]] static bool is_whole(ShardPiece const& piece, AnyView const& value) {
         return piece.size == value.numel();
     }
+    /// Whether a piece travels alone while its value is dense.
+    [[nodiscard]] bool is_lone(ShardPiece const& piece) const noexcept {
+        bool const is_all = bucket_.pieces.size() == 1 && piece.size == bucket_.count();
+        return piece.size != 0 && (is_all || piece.size * element() >= bucket_.alone);
+    }
+    /// Copies values of this rank to `place`.
+    void pack_piece(
+        AnyView const& value, ShardPiece const& piece, std::byte* place, detail::Scratch& scratch
+    ) const;
     [[nodiscard]] AnyView run(std::byte* data, ShardPiece const& piece) const {
         return {data, bucket_.dtype, Shape{piece.size}, Shape{1}, device_->id()};
     }
@@ -306,6 +332,7 @@ private:
     std::size_t own_ = 0;
     StateArrays state_;
     Arena gradients_;
+    std::vector<ShardPiece> lone_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -1149,22 +1149,49 @@ TEST_CASE("parameters begin as rank 0 has them") {
 }
 
 TEST_CASE("a parameter that is sent from where it is may get another layout between steps") {
-    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
-        Shape const extents{128, joinable::detail::lone_bytes / 4 / 128};
-        Shape const dense = row_major_strides(extents);
-        std::vector<StridedParam> params;
-        params.push_back({{{DType::f32, extents, dense}, {DType::f32, extents, dense}, {}}});
-        params[0].need_grad();
-        write(params[0].grad, Numbers(params[0].grad.numel(), 1.0));
-        ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 0.5}};
-        for (Shape const& strides : {dense, Shape{1, 150}, Shape{200, 1}, dense}) {
-            Numbers const values = read(params[0].value.view());
-            params[0].value = OwnedTensor{DType::f32, extents, strides};
-            write(params[0].value.view(), values);
-            zero.step();
-            CHECK(params[0].value.has_its_gaps());
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
+            // A flat part has large pieces, and small ones before, between and after them.
+            std::size_t const columns = joinable::detail::lone_bytes / 4 / 64;
+            Shape const large{64 * static_cast<std::size_t>(comm.size()), columns};
+            std::vector<StridedParam> params;
+            std::vector<Numbers> begun;
+            for (Shape const& extents : {Shape{5}, large, Shape{3, 7}, large, Shape{0}, Shape{9}}) {
+                Shape const dense = row_major_strides(extents);
+                StridedParam& param = params.emplace_back(
+                    StridedParam{{{DType::f32, extents, dense}, {DType::f32, extents, dense}, {}}}
+                );
+                Numbers gradients;
+                Numbers& values = begun.emplace_back();
+                for (std::size_t k = 0; k < param.value.view().numel(); ++k) {
+                    gradients.push_back(static_cast<double>((k * 7 + params.size()) % 31) / 8);
+                    values.push_back(static_cast<double>((k * 3 + params.size()) % 29) / 4);
+                }
+                write(param.value.view(), values);
+                param.need_grad();
+                write(param.grad, gradients);
+            }
+            ZeroRedundancyOptimizer zero{
+                comm, params, Sgd{.learning_rate = 0.5}, {.partition = partition}
+            };
+            Shape const dense = row_major_strides(large);
+            for (Shape const& strides :
+                 {dense, Shape{1, large[0] + 6}, Shape{columns + 9, 1}, dense}) {
+                Numbers const values = read(params[1].value.view());
+                params[1].value = OwnedTensor{DType::f32, large, strides};
+                write(params[1].value.view(), values);
+                zero.step();
+                CHECK(params[1].value.has_its_gaps());
+            }
+            for (std::size_t i = 0; i < params.size(); ++i) {
+                Numbers const gradients = read(params[i].grad);
+                Numbers expected = begun[i];
+                for (std::size_t k = 0; k < expected.size(); ++k) {
+                    expected[k] -= 4 * 0.5 * gradients[k];
+                }
+                CHECK(read(params[i].value.view()) == expected);
+            }
         }
-        CHECK(read(params[0].value.view()) == Numbers(params[0].grad.numel(), -2.0));
     });
 }
 

@@ -3,8 +3,10 @@
 
 #include <joinable/optimizer/shard.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -33,10 +35,25 @@ JOINABLE_DEFINITION OptimizerShard::OptimizerShard(
       gradients_{device.allocate(
           reduces_to_owners(sharding) ? part() * element() : 0, Arena::default_alignment
       )} {
+    std::vector<std::size_t> numbers; // of those in lone_: how many come before it of its owner
     for (ShardPiece const& piece : bucket_.pieces) {
         first_ += piece.owner < rank ? 1 : 0;
         own_ += piece.owner == rank ? 1 : 0;
+        if (is_lone(piece)) {
+            bool const is_first = lone_.empty() || lone_.back().owner != piece.owner;
+            numbers.push_back(is_first ? 0 : numbers.back() + 1);
+            lone_.push_back(piece);
+        }
     }
+    std::vector<std::size_t> order(lone_.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return numbers[a] != numbers[b] ? numbers[a] < numbers[b] : a < b;
+    });
+    std::vector<ShardPiece> const by_offset = lone_;
+    std::transform(order.begin(), order.end(), lone_.begin(), [&](std::size_t k) {
+        return by_offset[k];
+    });
 }
 
 JOINABLE_DEFINITION AnyView OptimizerShard::place_of(AnyView const& value, std::byte* data) {
@@ -227,47 +244,80 @@ OptimizerShard::unpack_rows(ParameterList const& parameters, SteppedRows const& 
     }
 }
 
-JOINABLE_DEFINITION AnyView OptimizerShard::lone_value(ParameterList const& parameters) const {
-    if (bucket_.pieces.size() != 1 || bucket_.pieces.front().size != bucket_.count()) {
+JOINABLE_DEFINITION AnyView
+OptimizerShard::lone_run(ParameterList const& parameters, ShardPiece const& piece) const {
+    if (!is_lone(piece)) {
         return {};
     }
-    AnyView const value = parameters[bucket_.pieces.front().parameter].value();
-    return is_dense(value) ? value : AnyView{};
+    AnyView const value = parameters[piece.parameter].value();
+    return is_dense(value) ? run(begin_of(value, piece), piece) : AnyView{};
+}
+
+JOINABLE_DEFINITION std::size_t OptimizerShard::count_packed(
+    ParameterList const& parameters, std::vector<std::size_t>& counts
+) const {
+    counts = bucket_.counts;
+    if (!lone_.empty()) { // else equal parts stay so, padding included
+        std::fill(counts.begin(), counts.end(), std::size_t{0});
+        for (ShardPiece const& piece : bucket_.pieces) {
+            bool const is_packed = !travels_alone(parameters, piece);
+            counts[static_cast<std::size_t>(piece.owner)] += is_packed ? piece.size : 0;
+        }
+    }
+    return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+}
+
+JOINABLE_DEFINITION void OptimizerShard::pack_piece(
+    AnyView const& value, ShardPiece const& piece, std::byte* place, detail::Scratch& scratch
+) const {
+    if (is_dense(value)) {
+        detail::copy_run(*device_, begin_of(value, piece), place, piece.size, bucket_.dtype);
+    } else if (is_whole(piece, value)) {
+        device_->copy(value, place_of(value, place));
+    } else {
+        std::byte* const elements = elements_of(value, value, piece, scratch);
+        device_->submit();
+        detail::copy_run(*device_, elements, place, piece.size, bucket_.dtype);
+        device_->submit(); // before the scratch memory is used again
+    }
 }
 
 JOINABLE_DEFINITION void OptimizerShard::pack_own(
-    ParameterList const& parameters, std::byte* bucket, detail::Scratch& scratch
+    ParameterList const& parameters, std::byte* packed, detail::Scratch& scratch
 ) const {
     for (ShardPiece const& piece : own()) {
-        AnyView const value = parameters[piece.parameter].value();
-        std::byte* const place = bucket + piece.offset * element();
-        if (is_dense(value)) {
-            detail::copy_run(*device_, begin_of(value, piece), place, piece.size, bucket_.dtype);
-        } else if (is_whole(piece, value)) {
-            device_->copy(value, place_of(value, place));
-        } else {
-            std::byte* const elements = elements_of(value, value, piece, scratch);
-            device_->submit();
-            detail::copy_run(*device_, elements, place, piece.size, bucket_.dtype);
-            device_->submit(); // before the scratch memory is used again
+        if (!travels_alone(parameters, piece)) {
+            pack_piece(parameters[piece.parameter].value(), piece, packed, scratch);
+            packed += piece.size * element();
         }
     }
 }
 
+JOINABLE_DEFINITION void OptimizerShard::take_own(
+    ParameterList const& parameters, std::byte* part, detail::Scratch& scratch
+) const {
+    for (ShardPiece const& piece : own()) {
+        std::byte* const place = part + (piece.offset - part_offset()) * element();
+        pack_piece(parameters[piece.parameter].value(), piece, place, scratch);
+    }
+}
+
 JOINABLE_DEFINITION void
-OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* bucket) const {
-    auto* const first = const_cast<std::byte*>(bucket);
+OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* packed) const {
+    auto* from = const_cast<std::byte*>(packed);
     auto const is_other = [&](ShardPiece const& piece) { return piece.owner != rank_; };
     std::span<ShardPiece const> const pieces = bucket_.pieces;
     for (std::size_t k = 0; k < pieces.size(); ++k) {
         ShardPiece const& piece = pieces[k];
+        if (travels_alone(parameters, piece)) {
+            continue;
+        }
         AnyView const value = parameters[piece.parameter].value();
-        std::byte* const from = first + piece.offset * element();
         if (is_dense(value)) {
             if (is_other(piece)) {
                 detail::copy_run(*device_, from, begin_of(value, piece), piece.size, bucket_.dtype);
             }
-        } else if (piece.begin == 0) { // the bucket has the whole value
+        } else if (piece.begin == 0) { // all pieces of the value are packed
             bool has_others = false;
             for (std::size_t p = k; p < pieces.size(); ++p) {
                 if (pieces[p].parameter != piece.parameter) {
@@ -279,6 +329,7 @@ OptimizerShard::unpack_others(ParameterList const& parameters, std::byte const* 
                 device_->copy(place_of(value, from), value);
             }
         }
+        from += piece.size * element();
     }
 }
 

@@ -543,29 +543,18 @@ protected:
                 step_all_at_once();
                 finish_stepped();
             } else {
-                step_and_exchange([this](std::size_t k, detail::OptimizerShard const& s) {
-                    step_shard(k, s);
-                });
+                step_and_exchange([this](auto const&... which) { step_pieces(which...); });
             }
         }
     }
     /// Replaces finish_step() if each shard has been stepped.
     void finish_stepped() {
-        step_and_exchange([](std::size_t, detail::OptimizerShard const&) {});
+        step_and_exchange([](auto const&...) {});
     }
     /// Steps what this rank owns of a shard of group `k` whose gradients are reduced, unless the rule steps all at once.
     /// Local. No requires-clause says so, because nvcc 13 then refuses it to derived classes.
-    void step_shard(std::size_t k, [[maybe_unused]] detail::OptimizerShard const& shard) {
-        [[maybe_unused]] Group& group = groups_[k];
-        if constexpr (detail::steps_all_at_once<Rule>) {
-            return;
-        } else if constexpr (LocalOptimizer<Rule>) {
-            shard.step_whole(
-                group.parameters, group.gradients, rules_[k], group.steps, group.first
-            );
-        } else {
-            shard.step(group.parameters, group.gradients, rules_[k], group.steps, scratch_);
-        }
+    void step_shard(std::size_t k, detail::OptimizerShard const& shard) {
+        step_pieces(k, shard, shard.kept(), false);
     }
 
 private:
@@ -577,6 +566,32 @@ private:
         );
     }
 
+    /// An engine's optimizer has the whole shard, because Partition::flat refuses it.
+    void step_pieces(
+        std::size_t k,
+        [[maybe_unused]] detail::OptimizerShard const& shard,
+        [[maybe_unused]] std::span<detail::ShardPiece const> pieces,
+        [[maybe_unused]] bool is_packed
+    ) {
+        [[maybe_unused]] Group& group = groups_[k];
+        if constexpr (detail::steps_all_at_once<Rule>) {
+            return;
+        } else if constexpr (LocalOptimizer<Rule>) {
+            shard.step_whole(
+                group.parameters, group.gradients, rules_[k], group.steps, group.first
+            );
+        } else {
+            shard.step(
+                pieces,
+                is_packed,
+                group.parameters,
+                group.gradients,
+                rules_[k],
+                group.steps,
+                scratch_
+            );
+        }
+    }
     void step_all_at_once() {
         device().finish();
         std::vector<WholeParameter> all;
@@ -721,7 +736,17 @@ private:
         if constexpr (!detail::takes_parameters<Rule>) {
             detail::check_rule(rule);
         }
-        detail::cut_group(group, rule, choices, loads, options_, sharding_, comm_.rank(), device());
+        detail::cut_group(
+            group,
+            rule,
+            choices,
+            loads,
+            options_,
+            sharding_,
+            comm_.rank(),
+            detail::reaches_all(comm_),
+            device()
+        );
         if constexpr (detail::takes_parameters<Rule>) {
             hand_over(group, rule);
         }
@@ -761,10 +786,10 @@ private:
         settings_.reserve(rules_.size() + 1, parameters, options_.shared);
     }
 
-    /// The bytes of a bucket's values; 0 if they are sent in place.
-    [[nodiscard]] static std::size_t
-    packed_bytes(Group const& group, detail::OptimizerShard const& shard) {
-        return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
+    /// The bytes of a bucket's values that are not sent from where they lie. Counts them for its next exchange.
+    [[nodiscard]] std::size_t
+    packed_bytes(Group const& group, detail::OptimizerShard const& shard, std::size_t turn = 0) {
+        return shard.count_packed(group.parameters, packed_counts_[turn % 2]) * shard.element();
     }
 
     /// Lists the rows that this rank is about to step, and how many each owner steps of what it owns.
@@ -815,22 +840,40 @@ private:
                 Group& group = groups_[k];
                 for (std::size_t s = 0; s < group.shards.size(); ++s) {
                     detail::OptimizerShard const& shard = group.shards[s];
-                    step(k, shard);
-                    if (sends_values()) {
-                        std::byte* const bucket =
-                            group.values ? group.values->at(s)
-                                         : arenas_.data(turn % 2, packed_bytes(group, shard));
-                        bool const has_values = group.values != nullptr;
+                    ParameterList const& parameters = group.parameters;
+                    bool const has_values = group.values != nullptr;
+                    bool const is_packed = sends_values() && !has_values;
+                    std::size_t const bytes =
+                        is_packed ? packed_bytes(group, shard, turn) : shard.bucket_bytes();
+                    bool const has_others =
+                        bytes != 0 || shard.lone().size() != shard.bucket().pieces.size();
+                    if (!is_packed || has_others || shard.bucket().is_rows) {
+                        step(k, shard, shard.kept(), is_packed);
+                        if (!sends_values()) {
+                            continue;
+                        }
                         static_cast<void>(exchanges[turn % 2].emplace(
                             comm_,
-                            group.parameters,
+                            parameters,
                             shard,
                             group.gradients,
-                            bucket,
+                            has_values ? group.values->at(s) : arenas_.data(turn % 2, bytes),
+                            has_values ? shard.bucket().counts : packed_counts_[turn % 2],
                             has_values,
                             scratch_[0]
                         ));
                         finish();
+                    }
+                    for (detail::ShardPiece const& piece : shard.lone()) {
+                        if (is_packed && !shard.bucket().is_rows &&
+                            shard.travels_alone(parameters, piece)) {
+                            bool const is_own = piece.owner == comm_.rank();
+                            step(k, shard, std::span{&piece, is_own ? 1U : 0U}, false);
+                            static_cast<void>(
+                                exchanges[turn % 2].emplace(comm_, parameters, shard, piece)
+                            );
+                            finish();
+                        }
                     }
                 }
             }
@@ -861,6 +904,7 @@ private:
         former_values_;              ///< of groups before: values of frozen parameters lie there
     std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters
     detail::BucketArenas arenas_;    ///< of the bucket in flight and the next one
+    std::vector<std::size_t> packed_counts_[2]; ///< of their packed elements
     detail::Scratch scratch_[2];
     detail::ShardedSettings<Rule> settings_;
     std::vector<std::uint64_t> row_counts_; ///< of each parameter whose gradients are rows

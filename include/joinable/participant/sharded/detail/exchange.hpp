@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstddef>
+#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/pieces.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/communicator/substitute.hpp>
 #include <joinable/device/device.hpp>
@@ -22,6 +25,17 @@
 /// Exchanges of sharded buckets between ranks. Collective, the same on all ranks.
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// Whether a rank reads memory of the others wherever it lies, as threads do.
+template <Communicator Comm>
+[[nodiscard]] bool reaches_all(Comm const& comm) noexcept {
+    if constexpr (has_sum_of_pieces<Comm>) {
+        std::byte const here{}; // no process has its stack in shared memory
+        return comm.is_in_reach({&here, 1, DType::u8});
+    } else {
+        return false;
+    }
+}
 
 /// Starts to fill a bucket with the parts of all ranks. This rank's part is at `own`, which may be
 /// its place in the bucket.
@@ -74,43 +88,58 @@ start_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket, double f
     );
 }
 
-/// Sends the values of a bucket from their owners to all ranks. A lone parameter is sent in place,
-/// and so are values that lie in the bucket.
+/// Sends values of a bucket from their owners to all ranks: a large piece from where it lies, or the others packed. Values
+/// that lie in the bucket are sent there.
 template <Communicator Comm>
 class ShardExchange {
 public:
-    /// `bucket` is memory for all parts; `has_values` says whether the values lie in it. A parameter
-    /// whose gradients are rows sends the `stepped` ones, whose number all ranks know.
+    /// Sends the packed values, `counts` of each rank. `bucket` is memory for them; `has_values` says whether the values lie
+    /// in it. A parameter whose gradients are rows sends the `stepped` ones, whose number all ranks know.
     ShardExchange(
         Comm& comm,
         ParameterList const& parameters,
         OptimizerShard const& shard,
         SteppedGradients& stepped,
         std::byte* bucket,
+        std::vector<std::size_t> const& counts,
         bool has_values,
         Scratch& scratch
     )
         : parameters_{parameters}, shard_{shard}, bucket_{bucket}, has_values_{has_values} {
-        Device& device = shard.device();
         if (shard.bucket().is_rows) {
             rows_ = &stepped.rows(shard.bucket().pieces.front().parameter);
             if (!rows_->indices.empty()) {
                 start_rows(comm);
             }
-        } else if (AnyView const value = has_values ? AnyView{} : shard.lone_value(parameters)) {
-            Buffer const whole{value.data(), value.numel(), value.dtype()};
-            device.submit();
-            static_cast<void>( // nvcc 13 warns of a dropped reference to a work
-                lone_.emplace(comm.broadcast(whole, shard.bucket().pieces.front().owner))
-            );
-        } else {
-            if (!has_values) {
-                shard.pack_own(parameters, bucket, scratch);
-            }
-            device.submit();
-            std::byte const* const own = bucket + shard.part_offset() * shard.element();
-            static_cast<void>(parts_.emplace(gather_parts(comm, shard, own, bucket)));
+            return;
         }
+        auto const total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+        auto const before =
+            std::accumulate(counts.begin(), counts.begin() + comm.rank(), std::size_t{0});
+        std::byte* const own = bucket + before * shard.element();
+        if (!has_values) {
+            shard.pack_own(parameters, own, scratch);
+        }
+        shard.device().submit();
+        DType const dtype = shard.bucket().dtype;
+        std::size_t const part = counts[static_cast<std::size_t>(comm.rank())];
+        static_cast<void>(parts_.emplace(any_all_gather(
+            comm, ConstBuffer{own, part, dtype}, Buffer{bucket, total, dtype}, counts
+        )));
+    }
+    /// Sends a piece from where it lies.
+    ShardExchange(
+        Comm& comm,
+        ParameterList const& parameters,
+        OptimizerShard const& shard,
+        ShardPiece const& piece
+    )
+        : parameters_{parameters}, shard_{shard} {
+        AnyView const run = shard.lone_run(parameters, piece);
+        shard.device().submit();
+        static_cast<void>( // nvcc 13 warns of a dropped reference to a work
+            lone_.emplace(comm.broadcast({run.data(), run.numel(), run.dtype()}, piece.owner))
+        );
     }
 
     void finish() {
@@ -152,14 +181,13 @@ private:
 
     ParameterList const& parameters_;
     OptimizerShard const& shard_;
-    std::byte const* bucket_;
-    bool has_values_;
+    std::byte const* bucket_ = nullptr;
+    bool has_values_ = false;
     SteppedRows* rows_ = nullptr;
     std::optional<Broadcast> lone_; ///< or the indices of rows
     std::optional<Broadcast> row_values_;
-    std::optional<decltype(gather_parts(
-        std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, nullptr
-    ))>
+    std::optional<decltype(any_all_gather(std::declval<Comm&>(), ConstBuffer{}, Buffer{}, Counts{})
+    )>
         parts_;
 };
 

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
@@ -163,7 +164,8 @@ void check_group(
 }
 
 /// Cuts the parameters of a group into the buckets of `rank`, and into units if values are sharded.
-/// `loads` holds the elements of each rank in earlier groups and is updated.
+/// `loads` holds the elements of each rank in earlier groups and is updated. `reaches_all`: a rank reads values of the
+/// others wherever they lie.
 template <class Rule>
 void cut_group(
     ShardGroup& group,
@@ -173,6 +175,7 @@ void cut_group(
     ZeroOptions const& options,
     Sharding sharding,
     int rank,
+    bool reaches_all,
     Device& device
 ) {
     std::vector<std::size_t> trained;
@@ -223,10 +226,15 @@ void cut_group(
     }
     auto const cut = [&](std::span<std::size_t const> chosen, std::size_t cap, std::size_t alone) {
         for (auto const& run : runs_by_size(group.parameters, chosen, cap, alone)) {
-            group.shards.emplace_back(
+            ShardBucket bucket =
                 is_flat(options)
                     ? flat_bucket(group.parameters, run, loads.size())
-                    : bucket_by_owners(group.parameters, run, all_owners, loads.size()),
+                    : bucket_by_owners(group.parameters, run, all_owners, loads.size());
+            if (reaches_all) {
+                bucket.alone = lone_bytes;
+            }
+            group.shards.emplace_back(
+                std::move(bucket),
                 rank,
                 state_names_of(rule).size(),
                 UpdateRule<Rule>,

@@ -111,10 +111,7 @@ ValueStore::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
         }
     }
     for (std::size_t k = 0; k < shards.size(); ++k) {
-        if (std::size_t const before = shards[k].part_offset() * shards[k].element();
-            shards[k].part() != 0) {
-            shards[k].pack_own(whole_, at(k) - before, scratch);
-        }
+        shards[k].take_own(whole_, at(k), scratch);
     }
 }
 

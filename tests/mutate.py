@@ -535,6 +535,58 @@ MUTATIONS = [
         "interop/torch_optimizer.test.cpp", "a scheduler of libtorch*",
     ),
     Mutation(
+        "values-of-modules-keep-their-memory", "interop/torch_sharded.hpp",
+        "        storage.set_nbytes(bytes);\n", "",
+        "interop/torch_values.test.cpp", "values of a libtorch module that ranks keep in parts*",
+    ),
+    Mutation(
+        "released-values-of-modules-are-read", "interop/torch_sharded.hpp",
+        "library.fallback(::torch::CppFunction::makeFromBoxedFunction<&refuse>());",
+        "library.fallback(::torch::CppFunction::makeFallthrough());",
+        "interop/torch_values.test.cpp", "each mistake with values*",
+    ),
+    Mutation(
+        "held-values-of-modules-are-gathered-late", "interop/torch_sharded.hpp",
+        "scopes->latest >= scope.units.front() + 2", "false",
+        "interop/torch_values.test.cpp", "values that a pass of libtorch holds*",
+    ),
+    Mutation(
+        "gradients-of-passed-units-are-waited-for", "interop/torch_sharded.hpp",
+        "while (passed_ > 0 && first_uses_[passed_ - 1] > node) {", "while (false) {",
+        "interop/torch_values.test.cpp", "layers that a pass or a loss*",
+    ),
+    Mutation(
+        "values-of-modules-stay-until-the-backward-pass-ends", "interop/torch_sharded.hpp",
+        "            if (scope.begin > node) {\n                scope.values.clear();",
+        "            if (false) {\n                scope.values.clear();",
+        "interop/torch_values.test.cpp", "the values of two layers*",
+    ),
+    Mutation(
+        "graphs-of-earlier-passes-read-values", "interop/torch_sharded.hpp",
+        "if (pass != scopes_->pass) {", "if (false) {",
+        "interop/torch_values.test.cpp", "each mistake with values*",
+    ),
+    Mutation(
+        "values-are-used-without-gradients", "interop/torch_sharded.hpp",
+        "if (scopes_->is_forward && !at::GradMode::is_enabled() &&", "if (false &&",
+        "interop/torch_values.test.cpp", "each mistake with values*",
+    ),
+    Mutation(
+        "skipped-batches-of-modules-hold-values", "interop/torch_sharded.hpp",
+        "        forget_scopes();\n        Base::skip(notice);", "        Base::skip(notice);",
+        "interop/torch_values.test.cpp", "a batch that fails in a pass of a libtorch module in parts*",
+    ),
+    Mutation(
+        "parts-of-larger-tensors-are-freed", "interop/torch_sharded.hpp",
+        "if (tensor.requires_grad() &&\n", "if (false &&\n",
+        "interop/torch_values.test.cpp", "each mistake with values*",
+    ),
+    Mutation(
+        "gradients-are-taken-of-values-in-parts", "interop/torch.hpp",
+        "if (!gradients_.are_accumulated()) {\n", "if (false) {\n",
+        "interop/torch_values.test.cpp", "each mistake with values*",
+    ),
+    Mutation(
         "unused-parameters-of-sharded-modules-are-not-sent", "interop/torch_sharded.hpp",
         ".steps_unused = true", ".steps_unused = false",
         "interop/torch_sharded.test.cpp", "a sharded libtorch module trains*",

@@ -39,7 +39,7 @@ PAGES = ["README.md", *GUIDE, "examples/reference.md"]
 NEEDED = {
     "joinable/checkpoint.hpp": "nlohmann/json_fwd.hpp", "joinable/gloo.hpp": "gloo/config.h",
     "joinable/interop/torch.hpp": "torch/torch.h", "joinable/interop/torch_data.hpp": "torch/torch.h",
-    "joinable/interop/torch_optimizer.hpp": "torch/torch.h",
+    "joinable/interop/torch_optimizer.hpp": "torch/torch.h", "joinable/interop/torch_sharded.hpp": "torch/torch.h",
     "joinable/mpi.hpp": "mpi.h", "joinable/nccl.hpp": "nccl.h",
     "joinable/nccl_graphs.hpp": "nccl.h", "joinable/nvtx.hpp": "nvtx3/nvToolsExt.h",
 }

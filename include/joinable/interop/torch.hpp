@@ -244,6 +244,27 @@ private:
     std::function<void()> body_;
 };
 
+/// Calls `visit` with the nodes of the graph of these tensors. It goes on behind those for which `visit` returns true.
+template <class F>
+void for_each_node(std::vector<at::Tensor> const& outputs, F const& visit) {
+    std::vector<::torch::autograd::Node*> open;
+    auto const reach = [&](auto const& node) {
+        if (node && visit(*node)) {
+            open.push_back(&*node);
+        }
+    };
+    for (at::Tensor const& output : outputs) {
+        reach(::torch::autograd::impl::gradient_edge(output).function);
+    }
+    while (!open.empty()) {
+        auto const* const node = open.back();
+        open.pop_back();
+        for (auto const& edge : node->next_edges()) {
+            reach(edge.function);
+        }
+    }
+}
+
 /// Notifies when the gradients of parameters are final, through the nodes that accumulate them.
 class TorchGradients {
 public:
@@ -313,22 +334,9 @@ public:
     /// The parameters that the graph of these tensors does not reach.
     [[nodiscard]] std::vector<std::size_t> unused_in(std::vector<at::Tensor> const& outputs) const {
         std::unordered_set<::torch::autograd::Node const*> seen;
-        std::vector<::torch::autograd::Node const*> open;
-        auto const visit = [&](auto const& node) {
-            if (node && seen.insert(&*node).second) {
-                open.push_back(&*node);
-            }
-        };
-        for (at::Tensor const& output : outputs) {
-            visit(::torch::autograd::impl::gradient_edge(output).function);
-        }
-        while (!open.empty()) {
-            auto const* const node = open.back();
-            open.pop_back();
-            for (auto const& edge : node->next_edges()) {
-                visit(edge.function);
-            }
-        }
+        for_each_node(outputs, [&](::torch::autograd::Node const& node) {
+            return seen.insert(&node).second;
+        });
         std::vector<std::size_t> unused;
         for (Watched const& watched : watched_) {
             if (!seen.contains(&*watched.node)) {
@@ -861,10 +869,7 @@ private:
     /// A parameter that is always stepped sends zeros, or what it holds of earlier passes, if this pass did not use it.
     void mark_unused() {
         for (std::size_t i = 0; steps_unused_ && i < parameters_.size(); ++i) {
-            if (this->stage_ == Stage::backward && parameters_[i].tensor.requires_grad() &&
-                !is_ready_[i]) {
-                Base::mark_ready(i);
-            }
+            mark_if_unused(i);
         }
     }
 
@@ -877,14 +882,26 @@ private:
         this->guarded([&] {
             std::vector<at::Tensor> tensors;
             bool const has_all = append_outputs(outputs, tensors);
+            bool const gathers = this->hooks().gathers_values();
+            if ((finds_unused_ || gathers) && !(has_all && may_have_tensors<Outputs>())) {
+                throw ContractViolation{concat(
+                    gathers ? "Sharding::parameters" : "find_unused",
+                    " reads the graph of what forward() returns; return tensors, or optionals, tuples or ranges of "
+                    "them"
+                )};
+            }
             if (finds_unused_) {
-                if (!has_all || !may_have_tensors<Outputs>()) {
-                    throw ContractViolation{
-                        "find_unused reads the graph of what forward() returns; return tensors, or optionals, tuples "
-                        "or ranges of them"
-                    };
-                }
                 unused_ = gradients_.unused_in(tensors);
+            }
+            if constexpr (requires { Base::follows_nodes; }) {
+                if (gathers) {
+                    Base::follow_nodes(
+                        tensors,
+                        [this, life = life_](std::uint64_t pass, std::uint64_t node) {
+                            reach_node(*life, pass, node);
+                        }
+                    );
+                }
             }
             std::erase_if(tensors, [&](at::Tensor const& tensor) {
                 return gradients_.watches(tensor); // a hook on a parameter would stay there
@@ -899,6 +916,40 @@ private:
                 }
             });
         });
+    }
+
+    /// Autograd is about to run a node that may read values, which ranks have in parts.
+    void reach_node(Life const& life, std::uint64_t pass, std::uint64_t node) {
+        life.require();
+        if (life.state != Life::State::lasts) {
+            throw ContractViolation{concat(
+                "the ",
+                life.name,
+                " was destroyed before this backward pass, which needs its values; keep it until then"
+            )};
+        }
+        if (!is_reducing_) {
+            this->guarded([&] {
+                if (!gradients_.are_accumulated()) {
+                    throw ContractViolation{
+                        "with Sharding::parameters values are gathered for one backward pass, which adds to gradients; "
+                        "torch::autograd::grad() of outputs needs Sharding::gradients"
+                    };
+                }
+            });
+        }
+        begin_reduction();
+        this->guarded([&] {
+            Base::before_node(pass, node, [this](std::size_t i) { mark_if_unused(i); });
+        });
+    }
+    /// The same for a parameter that this pass does not use, if the average counts it.
+    void mark_if_unused(std::size_t i) {
+        if (this->stage_ == Stage::backward && parameters_[i].tensor.requires_grad() &&
+            !is_ready_[i]) {
+            is_ready_[i] = true;
+            Base::mark_ready(i);
+        }
     }
 
     std::vector<NamedTorchTensor> parameters_;

@@ -272,16 +272,6 @@ TEST_CASE(
 
 TEST_CASE("what a sharded libtorch module cannot do is said in a sentence") {
     run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
-        SmallNet model;
-        CHECK(
-            refusal([&] {
-                joinable::torch::ShardedDataParallel{
-                    comm, model, adam, {.sharding = Sharding::parameters}
-                };
-            }) ==
-            "torch::ShardedDataParallel takes no Sharding::parameters, because modules of libtorch call nothing "
-            "before they read a value; use Sharding::gradients"
-        );
         torch::nn::Embedding words{torch::nn::EmbeddingOptions{4, 2}.sparse(true)};
         CHECK(
             refusal([&] { joinable::torch::ShardedDataParallel{comm, words, adam}; }) ==

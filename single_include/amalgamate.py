@@ -22,7 +22,7 @@ INCLUDE = ROOT / "include"
 OUTPUT = ROOT / "single_include/joinable"
 # Each after those that it includes, and those that need another library last.
 NAMES = (
-    "join zero compression groups refresh trace tcp shared_memory algorithms shadowed hierarchical any_communicator src checkpoint mpi gloo cuda nvtx nccl nccl_graphs"
+    "join zero compression groups refresh trace tcp shared_memory algorithms shadowed hierarchical any_communicator per_device src checkpoint mpi gloo cuda nvtx nccl nccl_graphs"
 ).split()
 # What a file includes beside it, because it needs most of that.
 BESIDE = {"checkpoint": "zero", "gloo": "tcp", "nccl": "cuda"}

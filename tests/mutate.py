@@ -42,6 +42,73 @@ class Mutation:
 
 
 MUTATIONS = [
+    # -- one model on several devices of a rank ----------------------------------------------------------
+    Mutation(
+        "all-buckets-lie-on-the-first-device", "bucket/impl/bucket.ipp",
+        "memory_.allocate(bytes[k], k / dtype_count)", "memory_.allocate(bytes[k], 0)",
+        "device/cuda/per_device.test.cpp", "one model over two devices*",
+    ),
+    Mutation(
+        "all-collectives-go-by-the-first-device", "communicator/per_device.hpp",
+        "memory == nullptr ? *communicators_.front() : at(devices_.id_of(memory))", "*communicators_.front()",
+        "device/cuda/per_device.test.cpp", "one model over two devices*",
+    ),
+    Mutation(
+        "pieces-of-two-devices-share-memory", "bucket/impl/broadcast_coalesced.ipp",
+        "2 * memory_.device().position(device) + p % 2", "p % 2",
+        "device/cuda/per_device.test.cpp", "values and attached state*",
+    ),
+    Mutation(
+        "only-the-first-device-submits", "device/several.hpp",
+        "            device->submit();", "            device->submit();\n            return;",
+        "device/cuda/per_device.test.cpp", "one model over two devices*",
+    ),
+    Mutation(
+        "only-the-first-device-is-waited-for", "device/several.hpp",
+        "            device->finish();", "            device->finish();\n            return;",
+        "device/cuda/per_device.test.cpp", "an operation on either device*",
+    ),
+    Mutation(
+        "only-the-first-device-needs-kernels", "device/several.hpp",
+        "can_scale() const noexcept override {\n        return std::all_of(",
+        "can_scale() const noexcept override {\n        return std::any_of(",
+        "device/cuda/per_device.test.cpp", "kernels on one device alone*",
+    ),
+    Mutation(
+        "an-abort-ends-one-device", "communicator/per_device.hpp",
+        "            comm->abort(reason);", "            comm->abort(reason);\n            return;",
+        "device/cuda/per_device.test.cpp", "an abort of the whole*",
+    ),
+    Mutation(
+        "an-abort-of-another-device-is-not-seen", "communicator/per_device.hpp",
+        "std::any_of(communicators_.begin()", "std::all_of(communicators_.begin()",
+        "device/cuda/per_device.test.cpp", "an abort of one*",
+    ),
+    Mutation(
+        "ranks-may-place-a-parameter-anywhere", "participant/detail/impl/model_checks.ipp",
+        "position == 0 ? std::string{}", "position != 7 ? std::string{}",
+        "device/cuda/per_device.test.cpp", "ranks that place*",
+    ),
+    Mutation(
+        "a-device-without-a-communicator", "tensor/traits.hpp",
+        "(these.index >> device.index & 1) != 0", "device.index >= 0",
+        "device/cuda/per_device.test.cpp", "a parameter, a buffer or a state*",
+    ),
+    Mutation(
+        "two-communicators-of-one-device", "device/several.hpp",
+        "if (!is_usable || detail::is_among(one, id_)) {", "if (!is_usable) {",
+        "device/cuda/per_device.test.cpp", "communicators of one device*",
+    ),
+    Mutation(
+        "communicators-of-other-ranks", "communicator/per_device.hpp",
+        "other->rank() != rank() || other->size() != size()", "false",
+        "device/cuda/per_device.test.cpp", "communicators of one device*",
+    ),
+    Mutation(
+        "elements-are-read-by-the-first-device", "device/impl/elements_on_host.ipp",
+        "dense_on_ != &device", "false",
+        "device/cuda/per_device.test.cpp", "replicas are compared*",
+    ),
     # -- groups of ranks in one guard -------------------------------------------------------------------
     Mutation(
         "a-group-has-the-contributors-of-all", "join/groups.hpp",
@@ -910,7 +977,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dtypes-are-not-compared", "participant/detail/impl/model_checks.ipp",
-        "std::string text = to_text(value);", "std::string text = to_text(value.extents());",
+        "std::string text = to_text(value) + text_of_place", "std::string text = to_text(value.extents()) + text_of_place",
         "participant/data_parallel.test.cpp", "models with another*",
     ),
     Mutation(
@@ -930,8 +997,8 @@ MUTATIONS = [
     ),
     Mutation(
         "values-at-null", "tensor/parameters.hpp",
-        "if (!value || value.device() != device || !has_memory(value)) {",
-        "if (!value || value.device() != device) {",
+        "if (!value || !is_there || !has_memory(value)) {",
+        "if (!value || !is_there) {",
         "participant/data_parallel.test.cpp", "elements at a null pointer*",
     ),
     Mutation(

@@ -2424,7 +2424,7 @@ public:
             check();
             compared.begin_section("options differ: ");
             compare_options(compared);
-            model_ = detail::agree_on_model(compared, parameters_);
+            model_ = detail::agree_on_model(compared, parameters_, detail::device_of(comm));
             layout_ = BucketLayout{
                 parameters_,
                 detail::expected_ready_order(parameters_),

@@ -1182,16 +1182,28 @@ constexpr void check_storage(
 
 namespace joinable { inline namespace v0 {
 
-/// The kind of a device.
-enum class DeviceKind : std::uint8_t { host, cuda };
+/// The kind of a device. No tensor is on `several`: see DeviceId.
+enum class DeviceKind : std::uint8_t { host, cuda, several };
 
-/// One device: the host, or an accelerator by its index.
+/// One device: the host, or an accelerator by its index. A Device that stands for `several` has a set: bit i of the
+/// index is CUDA device i.
 struct DeviceId {
     DeviceKind kind = DeviceKind::host;
     int index = 0;
 
     friend constexpr bool operator==(DeviceId, DeviceId) = default;
 };
+
+namespace detail {
+
+/// Whether `device` is this one, or one of these.
+[[nodiscard]] constexpr bool is_among(DeviceId device, DeviceId these) noexcept {
+    return device == these ||
+           (these.kind == DeviceKind::several && device.kind == DeviceKind::cuda &&
+            device.index < 31 && (these.index >> device.index & 1) != 0);
+}
+
+} // namespace detail
 
 /// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference.
 /// In the specialisation, write `::` before a class `Tensor`, `Parameter`, `Buffer` or `Shape` of
@@ -1452,8 +1464,7 @@ template <class T>
 consteval bool models_tensor() {
     static_assert(
         !detail::has_packed_bools<T>,
-        "Tensor: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array "
-        "of bool"
+        "Tensor: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array of bool"
     );
     static_assert(
         !detail::has_other_elements<T>,
@@ -1474,8 +1485,7 @@ consteval bool models_tensor() {
     );
     static_assert(
         !detail::is_expression<T>,
-        "Tensor: this is an expression without memory of its own; assign it to a matrix or an array, "
-        "and give that"
+        "Tensor: this is an expression without memory of its own; assign it to a matrix or an array, and give that"
     );
     if constexpr (detail::has_tensor_traits<T> && !detail::is_expression<T>) {
         static_assert(
@@ -1503,8 +1513,7 @@ consteval bool models_tensor() {
         );
         static_assert(
             !detail::has_other_strides<T>,
-            "Tensor: tensor_traits::strides must be 'static auto strides(T const&)' and return a range of "
-            "integers"
+            "Tensor: tensor_traits::strides must be 'static auto strides(T const&)' and return a range of integers"
         );
         static_assert(
             !detail::has_other_storage_bytes<T>,
@@ -1922,8 +1931,14 @@ namespace detail {
     return view ? concat(name_of(view.dtype()), " ", to_text(view.extents())) : "missing";
 }
 
-/// "the host", or "CUDA device 1".
+/// "the host", "CUDA device 1", or "CUDA device 0 or CUDA device 1".
 [[nodiscard]] inline std::string to_text(DeviceId device) {
+    if (device.kind == DeviceKind::several) {
+        int const others = device.index & (device.index - 1); // without the lowest
+        int const lowest = std::countr_zero(static_cast<unsigned>(device.index));
+        return to_text(DeviceId{DeviceKind::cuda, lowest}) +
+               (others == 0 ? "" : " or " + to_text(DeviceId{DeviceKind::several, others}));
+    }
     return device.kind == DeviceKind::host ? "the host" : concat("CUDA device ", device.index);
 }
 
@@ -3276,8 +3291,7 @@ JOINABLE_DEFINITION void check_pair(std::string_view what, AnyView const& from, 
     if (!is_same_view(from, to) && share_memory(from, to)) {
         throw ContractViolation{
             to_text(what) +
-            ": source and target overlap in memory and are not the same view; go through a copy of "
-            "the source"
+            ": source and target overlap in memory and are not the same view; go through a copy of the source"
         };
     }
 }
@@ -4196,17 +4210,18 @@ describe_parameter(ParameterList const& parameters, std::size_t i, std::size_t f
                         : concat("parameter ", index, " (", name, ")");
 }
 
-/// Throws ContractViolation unless parameter `i` has a value on `device`.
+/// Throws ContractViolation unless parameter `i` has a value on `device`, or one of them.
 inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId device) {
     AnyView const value = parameters[i].value();
-    if (!value || value.device() != device || !has_memory(value)) {
+    bool const is_there = is_among(value.device(), device);
+    if (!value || !is_there || !has_memory(value)) {
         throw ContractViolation{
             describe_parameter(parameters, i) +
-            (!value ? " has no value"
-             : value.device() != device
-                 ? " is on " + to_text(value.device()) + ", but its communicator moves memory of " +
-                       to_text(device) + "; make a model for each device"
-                 : " has a value at a null pointer")
+            (!value     ? " has no value"
+             : is_there ? " has a value at a null pointer"
+                        : " is on " + to_text(value.device()) +
+                              ", but its communicator moves memory of " + to_text(device) +
+                              "; give a communicator of its device, or PerDevice those of all")
         };
     }
 }
@@ -4308,7 +4323,7 @@ namespace detail {
 class FixedTensors {
 public:
     /// Local. Errors call each tensor `what`.
-    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer), is not on `device`, or
+    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer), is not on `device`, or one of them, or
     ///                            its elements share memory, so that ranks that receive it could not write it.
     FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {});
 
@@ -4349,8 +4364,7 @@ template <class... Ranges>
 TensorList tensor_list(Ranges&&... ranges) {
     static_assert(
         !(holds_bools<Ranges> || ...),
-        "buffers: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array "
-        "of bool"
+        "buffers: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array of bool"
     );
     static_assert(
         (has_items_for<Ranges, AnyTensor> && ...),
@@ -4386,13 +4400,13 @@ FixedTensors::FixedTensors(TensorList tensors, std::string_view what, DeviceId d
     : tensors_{std::move(tensors)}, what_{what} {
     for (AnyTensor const& tensor : tensors_) {
         AnyView const view = tensor.view();
-        if (!view || view.device() != device || !detail::has_memory(view)) {
+        bool const is_there = is_among(view.device(), device);
+        if (!view || !is_there || !detail::has_memory(view)) {
             refuse(
                 views_.size(),
-                !view ? " is missing; give a pointer that is not null"
-                : view.device() != device
-                    ? " is not on " + detail::to_text(device) + "; give a copy that is"
-                    : " has elements at a null pointer; give it memory"
+                !view       ? " is missing; give a pointer that is not null"
+                : !is_there ? " is not on " + detail::to_text(device) + "; give a copy that is"
+                            : " has elements at a null pointer; give it memory"
             );
         }
         require_writable(views_.size(), view);
@@ -4559,9 +4573,10 @@ concept has_keep_alive = requires(C& comm) { comm.keep_alive(); };
 } // namespace detail
 
 /// The possible `device_type`s of a communicator: the device whose memory it moves. Without one it
-/// moves host memory. Both are Devices (device/device.hpp).
+/// moves host memory. All are Devices (device/device.hpp).
 class HostDevice;
 class CudaDevice;
+class SeveralDevices;
 
 namespace detail {
 
@@ -4586,7 +4601,8 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// | `comm.all_reduce(buffer, op)`  | Work               | combines `buffer` over all ranks in place|
 /// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks |
 /// | `comm.barrier()`               |                    | blocks until every rank has called it    |
-/// | `C::device_type`               | optional           | HostDevice (default) or CudaDevice       |
+/// | `C::device_type`               | optional           | HostDevice (default), CudaDevice or      |
+/// |                                |                    | SeveralDevices                           |
 /// | `comm.device_memory()`         | `device_type&`     | needed unless device_type is HostDevice; |
 /// |                                |                    | work submitted there before a collective |
 /// |                                |                    | runs before it; work submitted after its |
@@ -5329,8 +5345,14 @@ public:
     Device& operator=(Device const&) = delete;
     virtual ~Device() = default;
 
-    /// The device whose memory this is.
+    /// The device whose memory this is, or the devices.
     [[nodiscard]] virtual DeviceId id() const noexcept = 0;
+    /// If this stands for several devices (SeveralDevices): how many of them come before this one, else 0.
+    [[nodiscard]] virtual std::size_t position(DeviceId /*id*/) const noexcept { return 0; }
+    /// The device whose memory this is, if this stands for several.
+    [[nodiscard]] virtual DeviceId id_of(void const* /*memory*/) const { return id(); }
+    /// The device at a position.
+    [[nodiscard]] virtual Device& at(std::size_t /*position*/) noexcept { return *this; }
     /// Zeroed memory; may outlive the device. `alignment` is a power of two.
     [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
 
@@ -5584,8 +5606,7 @@ template <Communicator Comm>
     } else {
         static_assert(
             gives_device<Comm>,
-            "a communicator that moves device memory needs a member 'device_type& "
-            "device_memory()', "
+            "a communicator that moves device memory needs a member 'device_type& device_memory()', "
             "where device_type derives from joinable::Device; CudaDevice is in <joinable/cuda.hpp>"
         );
         return comm.device_memory();
@@ -5760,8 +5781,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
     static_assert(
         ReduceScatters<Comm>,
         "reduce_scatter: this communicator has no member 'Work reduce_scatter(ConstBuffer in, "
-        "Buffer out, ReduceOp)' without and with counts; add it, or use one that models "
-        "ReduceScatters"
+        "Buffer out, ReduceOp)' without and with counts; add it, or use one that models ReduceScatters"
     );
     detail::check_reduced_tensor(in, op);
     return comm.reduce_scatter(
@@ -5828,8 +5848,7 @@ template <Communicator Comm, class In>
     static_assert(
         SendsAndReceives<Comm>,
         "send: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
-        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models "
-        "SendsAndReceives"
+        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models SendsAndReceives"
     );
     return comm.send(joinable::to_const_buffer(tensor), to, tag);
 }
@@ -5841,8 +5860,7 @@ template <Communicator Comm, class Out>
     static_assert(
         SendsAndReceives<Comm>,
         "receive: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
-        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models "
-        "SendsAndReceives"
+        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models SendsAndReceives"
     );
     return comm.receive(joinable::to_buffer(tensor), from, tag);
 }
@@ -6067,8 +6085,7 @@ public:
     void add(std::string_view label, V const& value) {
         static_assert(
             detail::is_agreeable<V>(),
-            "AgreementList: expected a number, an enumerator, a string, or a range or an optional "
-            "of these"
+            "AgreementList: expected a number, an enumerator, a string, or a range or an optional of these"
         );
         items_.push_back({title_ + std::string{label}, detail::agreed_text(value)});
         places_.push_back({&value, detail::agreed_type<V>()});
@@ -6191,8 +6208,7 @@ consteval bool models_join_hook() {
     );
     static_assert(
         detail::has_post_hook<H> || detail::names_post_hook<H>,
-        "JoinHook: expected a member 'void post_hook(bool is_last_joiner)' or "
-        "'void post_hook(JoinResult const&)'"
+        "JoinHook: expected a member 'void post_hook(bool is_last_joiner)' or 'void post_hook(JoinResult const&)'"
     );
     return JoinHook<H>;
 }
@@ -6650,8 +6666,7 @@ constexpr void check_assignment_input(
         throw ContractViolation{concat(
             "bucket assignment of ",
             count,
-            " tensors needs as many sparse flags and indices, or "
-            "none, but got ",
+            " tensors needs as many sparse flags and indices, or none, but got ",
             expect_sparse.size(),
             " flags and ",
             indices.size(),
@@ -6877,21 +6892,27 @@ public:
     BufferMemory() = default; ///< the heap
     template <Communicator Comm>
     explicit BufferMemory(Comm& comm) noexcept
-        : device_{&detail::device_of(comm)}, comm_{&comm}, make_{[](void* from, std::size_t bytes) {
-              return make_arena(*static_cast<Comm*>(from), bytes);
+        : device_{&detail::device_of(comm)}, comm_{&comm},
+          make_{[](void* from, std::size_t bytes, [[maybe_unused]] std::size_t position) {
+              if constexpr (requires(Comm& several) { several.allocate_at(position, bytes); }) {
+                  return static_cast<Comm*>(from)->allocate_at(position, bytes);
+              } else {
+                  return make_arena(*static_cast<Comm*>(from), bytes);
+              }
           }} {}
 
-    /// The device that reads and writes the arenas.
+    /// The device that reads and writes the arenas; it may stand for several.
     [[nodiscard]] Device& device() const noexcept { return *device_; }
     [[nodiscard]] DeviceId id() const noexcept { return device_->id(); }
-    [[nodiscard]] Arena allocate(std::size_t bytes) const {
-        return make_ == nullptr ? Arena{bytes} : make_(comm_, bytes);
+    /// `position` is that of a device among several.
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t position = 0) const {
+        return make_ == nullptr ? Arena{bytes} : make_(comm_, bytes, position);
     }
 
 private:
     Device* device_ = &detail::the_host();
     void* comm_ = nullptr;
-    Arena (*make_)(void* comm, std::size_t bytes) = nullptr;
+    Arena (*make_)(void* comm, std::size_t bytes, std::size_t position) = nullptr;
 };
 
 }}} // namespace joinable::v0::detail
@@ -6917,7 +6938,7 @@ std::vector<std::size_t> expected_ready_order(ParameterList const& parameters);
 
 } // namespace detail
 
-/// The buckets of a model and their memory, one arena per dtype. All members are local. The same
+/// The buckets of a model and their memory, one arena per dtype and device. All members are local. The same
 /// calls give the same results on all ranks with the same parameters.
 class BucketLayout {
 public:
@@ -6926,8 +6947,8 @@ public:
     /// Cuts the parameters in `order` into buckets, which close when they reach their limit in
     /// bytes. The arenas are in `memory` and have the size of the gradients plus at most one cache
     /// line per parameter. Complexity: linear in the parameters, plus the cost of the arenas.
-    /// @throws ContractViolation  no parameter is listed, or a value is missing or on another
-    ///         device.
+    /// @throws ContractViolation  no parameter is listed, or a value is missing or on none of
+    ///         the memory's devices.
     BucketLayout(
         ParameterList const& parameters,
         std::span<std::size_t const> order,
@@ -6963,20 +6984,8 @@ public:
     );
 
 private:
-    static std::size_t index(DType dtype) noexcept { return static_cast<std::size_t>(dtype); }
-
-    static std::size_t offset_in(Arena const& arena, AnyView const& view) noexcept;
-    /// Calls f(parameter, view) for everything in the arena of a dtype, in the order of offsets.
-    template <class F>
-    static void for_each_place(std::vector<Bucket> const& buckets, std::size_t dtype, F const& f) {
-        for (Bucket const& bucket : buckets) {
-            for (std::size_t k = 0; k < bucket.views.size(); ++k) {
-                if (index(bucket.buffer.dtype) == dtype) {
-                    f(bucket.parameters[k], bucket.views[k]);
-                }
-            }
-        }
-    }
+    /// The index of the arena for a gradient: by its device, then by its dtype.
+    [[nodiscard]] std::size_t index(AnyView const& like) const;
 
     /// `values` are like the gradients, in the order of `order`.
     void
@@ -6988,7 +6997,7 @@ private:
     void move_sections(std::size_t parameters, std::vector<Bucket> const& before);
 
     detail::BufferMemory memory_;
-    std::array<Arena, dtype_count> arenas_; ///< by dtype; empty if no parameter has it
+    std::vector<Arena> arenas_; ///< by index(); empty if no gradient has it
     std::vector<Bucket> buckets_;
 };
 
@@ -7039,20 +7048,24 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
             "without this model"
         )};
     }
-    std::array<std::size_t, dtype_count> bytes{};
+    std::vector<std::size_t> bytes;
     std::vector<AnyView> values;
     for (std::size_t const i : order) {
         detail::check_value(parameters, i, memory_.id());
         AnyView const& like = values.emplace_back(detail::like_gradient(parameters, i));
-        bytes[index(like.dtype())] += // for any cut: each may start a bucket
+        bytes.resize((std::max)(bytes.size(), index(like) + 1));
+        bytes[index(like)] += // for any cut: each may start a bucket
             like.numel() * size_of(like.dtype()) + bucket_alignment;
     }
-    for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
-        if (bytes[dtype] != 0) {
-            arenas_[dtype] = memory_.allocate(bytes[dtype]);
-        }
+    for (std::size_t k = 0; k < bytes.size(); ++k) {
+        arenas_.push_back(bytes[k] == 0 ? Arena{} : memory_.allocate(bytes[k], k / dtype_count));
     }
     cut(values, order, limits);
+}
+
+JOINABLE_DEFINITION std::size_t BucketLayout::index(AnyView const& like) const {
+    std::size_t const position = memory_.device().position(like.device());
+    return position * dtype_count + static_cast<std::size_t>(like.dtype());
 }
 
 JOINABLE_DEFINITION std::size_t BucketLayout::bytes() const noexcept {
@@ -7091,27 +7104,30 @@ JOINABLE_DEFINITION void BucketLayout::rebuild(
 
 JOINABLE_DEFINITION void
 BucketLayout::move_sections(std::size_t parameters, std::vector<Bucket> const& before) {
-    for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
-        Arena const& arena = arenas_[dtype];
-        std::vector<std::size_t> position(parameters);
-        std::vector<std::size_t> offset(parameters);
-        std::size_t count = 0;
-        for_each_place(buckets_, dtype, [&](std::size_t i, AnyView const& view) {
-            position[i] = count++;
-            offset[i] = offset_in(arena, view);
-        });
-        std::vector<detail::Section> sections;
-        for_each_place(before, dtype, [&](std::size_t i, AnyView const& view) {
+    auto const offset_of = [&](AnyView const& view) {
+        auto const offset = static_cast<std::byte*>(view.data()) - arenas_[index(view)].data();
+        return static_cast<std::size_t>(offset);
+    };
+    std::vector<detail::Section> next(parameters);
+    std::vector<std::size_t> counts(arenas_.size());
+    for (Bucket const& bucket : buckets_) {
+        for (std::size_t k = 0; k < bucket.views.size(); ++k) {
+            AnyView const& view = bucket.views[k];
             std::size_t const bytes = view.numel() * size_of(view.dtype());
-            sections.push_back({offset_in(arena, view), offset[i], bytes, position[i]});
-        });
-        memory_.device().permute(arena, sections);
+            next[bucket.parameters[k]] = {0, offset_of(view), bytes, counts[index(view)]++};
+        }
     }
-}
-
-JOINABLE_DEFINITION std::size_t
-BucketLayout::offset_in(Arena const& arena, AnyView const& view) noexcept {
-    return static_cast<std::size_t>(static_cast<std::byte*>(view.data()) - arena.data());
+    std::vector<std::vector<detail::Section>> sections(arenas_.size()); // in the order of offsets
+    for (Bucket const& bucket : before) {
+        for (std::size_t k = 0; k < bucket.views.size(); ++k) {
+            AnyView const& view = bucket.views[k];
+            detail::Section& moved = sections[index(view)].emplace_back(next[bucket.parameters[k]]);
+            moved.from = offset_of(view);
+        }
+    }
+    for (std::size_t a = 0; a < arenas_.size(); ++a) {
+        memory_.device().permute(arenas_[a], sections[a]);
+    }
 }
 
 JOINABLE_DEFINITION void BucketLayout::cut(
@@ -7123,11 +7139,11 @@ JOINABLE_DEFINITION void BucketLayout::cut(
     std::iota(as_given.begin(), as_given.end(), std::size_t{0});
     auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);
 
-    std::array<std::size_t, dtype_count> used{};
+    std::vector<std::size_t> used(arenas_.size());
     for (auto const& members : assignment.buckets) {
         DType const dtype = values[members.front()].dtype();
-        std::size_t& offset = used[index(dtype)];
-        std::byte* const base = arenas_[index(dtype)].data();
+        std::size_t& offset = used[index(values[members.front()])];
+        std::byte* const base = arenas_[index(values[members.front()])].data();
         Bucket bucket{{base + offset, 0, dtype}, {}, {}};
         for (std::size_t const member : members) {
             AnyView const& value = values[member];
@@ -7137,7 +7153,7 @@ JOINABLE_DEFINITION void BucketLayout::cut(
                 dtype,
                 value.extents(),
                 detail::dense_strides(value.extents(), value.strides()),
-                memory_.id()
+                value.device()
             );
             bucket.buffer.count += value.numel();
             offset += value.numel() * size_of(dtype);
@@ -7162,7 +7178,7 @@ namespace detail {
 class CoalescedBroadcast {
 public:
     /// Local. Plans pieces; a piece closes with the tensor by which it reaches `piece_bytes`.
-    /// Allocates up to two pieces in `memory`, where the tensors must be, too. Error texts call a
+    /// Allocates up to two pieces on each device of `memory`, where the tensors must be, too. Error texts call a
     /// tensor `what`.
     /// @throws ContractViolation  a tensor is missing (a null pointer), on another device, or has elements that
     ///                            share memory.
@@ -7219,7 +7235,7 @@ public:
 private:
     FixedTensors tensors_;
     BufferMemory memory_;
-    std::vector<Arena> arenas_;  ///< for pieces of even and of odd index
+    std::vector<Arena> arenas_;  ///< of each device, for pieces of even and of odd index
     std::vector<Bucket> pieces_; ///< the ones that are not empty, with row-major views
 };
 
@@ -7256,29 +7272,35 @@ JOINABLE_DEFINITION CoalescedBroadcast::CoalescedBroadcast(
         return;
     }
     std::array<std::size_t, 1> const limits{{piece_bytes}};
-    std::array<std::size_t, 2> memory_bytes{};
+    std::vector<std::size_t> memory_bytes; // as arenas_
+    auto const place_of = [&](std::size_t p, DeviceId device) {
+        return 2 * memory_.device().position(device) + p % 2;
+    };
     for (auto& members : compute_bucket_assignment_by_size(views, limits).buckets) {
+        DeviceId const device = views[members.front()].device();
         Bucket piece{{nullptr, 0, views[members.front()].dtype()}, std::move(members), {}};
         for (std::size_t const member : piece.parameters) {
             piece.buffer.count += views[member].numel();
         }
         if (piece.buffer.count != 0) {
-            std::size_t& bytes = memory_bytes[pieces_.size() % 2];
-            bytes = (std::max)(bytes, piece.buffer.bytes());
+            std::size_t const k = place_of(pieces_.size(), device);
+            memory_bytes.resize((std::max)(memory_bytes.size(), k + 1));
+            memory_bytes[k] = (std::max)(memory_bytes[k], piece.buffer.bytes());
             pieces_.push_back(std::move(piece));
         }
     }
-    for (std::size_t const bytes : memory_bytes) {
-        arenas_.push_back(memory_.allocate(bytes));
+    for (std::size_t k = 0; k < memory_bytes.size(); ++k) {
+        arenas_.push_back(memory_.allocate(memory_bytes[k], k / 2));
     }
     for (std::size_t p = 0; p < pieces_.size(); ++p) {
-        std::byte* place = arenas_[p % 2].data();
+        DeviceId const device = views[pieces_[p].parameters.front()].device();
+        std::byte* place = arenas_[place_of(p, device)].data();
         pieces_[p].buffer.data = place;
         for (std::size_t const member : pieces_[p].parameters) {
             Shape const& extents = views[member].extents();
             DType const dtype = views[member].dtype();
             pieces_[p].views.emplace_back(
-                place, dtype, extents, row_major_strides(extents), memory_.id()
+                place, dtype, extents, row_major_strides(extents), device
             );
             place += views[member].numel() * size_of(dtype);
         }
@@ -7722,9 +7744,7 @@ consteval bool models_bucket_reduction() {
     );
     static_assert(
         detail::starts_runs<R, Comm>,
-        "BucketReduction: expected a member 'Work start(Comm&, BucketRun const&, double factor, "
-        "bool "
-        "contributes)'"
+        "BucketReduction: expected a member 'Work start(Comm&, BucketRun const&, double factor, bool contributes)'"
     );
     static_assert(
         detail::finishes_runs<R, Comm>,
@@ -8685,13 +8705,11 @@ public:
                     describe(i),
                     " is of ",
                     name_of(dtype),
-                    ": gradients are averaged, which needs floating point; set its requires_grad "
-                    "to "
+                    ": gradients are averaged, which needs floating point; set its requires_grad to "
                     "false, or make it a buffer"
                 )};
             }
             if (travels_as_rows(i)) {
-                check_value(parameters_, i, memory.id());
                 sparse_.require_no_dense(i);
             } else if (AnyView const gradient = parameters_[i].grad()) {
                 require_fit(i, gradient);
@@ -9219,8 +9237,7 @@ inline void require_in_range(std::size_t i, std::size_t count, int rank) {
     throw ContractViolation{concat(
         "a batch cannot be skipped on rank ",
         rank,
-        " any more: its first bucket is on its way to the others; let the exception leave "
-        "the guard"
+        " any more: its first bucket is on its way to the others; let the exception leave the guard"
     )};
 }
 
@@ -9779,9 +9796,9 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
             : is_frozen_now
                 ? "parameters that were trained when they were listed are frozen now, so not all gradients became "
                   "ready; turn the option find_unused on, or call refresh() of a DistributedDataParallel"
-            : graph_ ? "parameters are not used, but were in the first iteration: with "
-                       "static_graph all iterations use the same parameters; turn it off and "
-                       "find_unused on"
+            : graph_
+                ? "parameters are not used, but were in the first iteration: with "
+                  "static_graph all iterations use the same parameters; turn it off and find_unused on"
             : finds_unused_
                 ? "not all gradients became ready; give those that the pass does not use to backward() or "
                   "prepare_for_backward() as unused, or check that all outputs of forward reach the loss"
@@ -13273,8 +13290,7 @@ inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shado
     }
     options.warn(
         "rank " + to_text(rank) + " ran out of inputs and has shadowed " + to_text(shadow_rounds) +
-        " rounds of the others; deal the data more evenly if that costs too much "
-        "(JoinOptions::skew_limit is " +
+        " rounds of the others; deal the data more evenly if that costs too much (JoinOptions::skew_limit is " +
         to_text(options.skew_limit) + ")"
     );
 }
@@ -13798,9 +13814,10 @@ Occupation::begin(std::vector<ControlCommunicator*> const& communicators, Sessio
     std::vector<Entry>& all = occupied.entries;
     for (ControlCommunicator const* communicator : communicators) {
         if (find(all, communicator->address()) != all.end()) {
-            throw ContractViolation{"a second Join over a communicator that is "
-                                    "inside a guard already; end that one "
-                                    "first, or split() the communicator"};
+            throw ContractViolation{
+                "a second Join over a communicator that is "
+                "inside a guard already; end that one first, or split() the communicator"
+            };
         }
     }
     all.reserve(all.size() + communicators.size()); // or some could be recorded and others not
@@ -14340,8 +14357,7 @@ template <class J>
 consteval bool models_joinable() {
     static_assert(
         detail::has_join_hook<J>,
-        "Joinable: expected a member 'join_hook(arguments<join_keywords>)' that returns a JoinHook "
-        "by value"
+        "Joinable: expected a member 'join_hook(arguments<join_keywords>)' that returns a JoinHook by value"
     );
     if constexpr (detail::has_join_hook<J>) {
         [[maybe_unused]] constexpr bool is_hook = models_join_hook<join_hook_t<J>>();
@@ -14393,8 +14409,7 @@ public:
         }
         if (!is_in_guard()) {
             throw ContractViolation{
-                "the guard in which this round was announced has ended; wait() for a round before its "
-                "guard ends"
+                "the guard in which this round was announced has ended; wait() for a round before its guard ends"
             };
         }
         return state_->session_->answer(state_->position_);
@@ -14620,8 +14635,7 @@ template <class... Js>
 [[nodiscard]] auto participants(Js&&...) {
     static_assert(
         !(detail::is_dereferenceable<Js> || ...),
-        "participants: give the participants themselves instead of pointers to them, as in "
-        "participants(*ddp, step)"
+        "participants: give the participants themselves instead of pointers to them, as in participants(*ddp, step)"
     );
     return detail::RefusedParticipants{};
 }
@@ -14831,8 +14845,7 @@ check_same_ranks(std::vector<ControlCommunicator*> const& communicators, bool ha
     for (ControlCommunicator const* other : communicators) {
         if (place(*other) != place(first) && !(has_groups && other->size() < first.size())) {
             throw ContractViolation{
-                "the communicators of a guard's participants "
-                "must have the same ranks in the same "
+                "the communicators of a guard's participants must have the same ranks in the same "
                 "order, but one says " +
                 place(first) + " and another " + place(*other) +
                 "; for groups of ranks, see groups_of()"
@@ -15151,8 +15164,7 @@ JOINABLE_DEFINITION Window window_at_entry(Entrants const& entrants) {
         Window const& common = WindowOf{first->state}.window();
         if (!window.holds_the_same(common)) {
             throw ContractViolation{concat(
-                "the participants of a guard that average gradients must have accumulated the same batches, but "
-                "a ",
+                "the participants of a guard that average gradients must have accumulated the same batches, but a ",
                 first->info.name,
                 " holds ",
                 common.batches,
@@ -16380,7 +16392,8 @@ public:
 private:
     Device& device_;
     Arena dense_;
-    Arena on_host_; ///< if dense_ is not
+    Device* dense_on_ = nullptr; ///< whose memory that is
+    Arena on_host_;              ///< if dense_ is not
 };
 
 }}} // namespace joinable::v0::detail
@@ -16397,25 +16410,27 @@ JOINABLE_DEFINITION std::span<std::byte const> ElementsOnHost::read(AnyView cons
     if (bytes == 0 || (is_on_host(device_) && tensor.is_contiguous())) {
         return {data, bytes};
     }
+    Device& device = device_.at(device_.position(tensor.device()));
     if (!tensor.is_contiguous()) {
-        if (dense_.bytes() < bytes) {
-            dense_ = device_.allocate(bytes, Arena::default_alignment);
+        if (dense_.bytes() < bytes || dense_on_ != &device) {
+            dense_ = device.allocate(bytes, Arena::default_alignment);
+            dense_on_ = &device;
         }
         Shape const& extents = tensor.extents();
-        device_.copy(
+        device.copy(
             tensor,
             {dense_.data(), tensor.dtype(), extents, row_major_strides(extents), tensor.device()}
         );
         data = dense_.data();
     }
-    device_.submit();
+    device.submit();
     if (is_on_host(device_)) {
         return {data, bytes};
     }
     if (on_host_.bytes() < bytes) {
-        on_host_ = device_.allocate_staging(bytes);
+        on_host_ = device.allocate_staging(bytes);
     }
-    device_.download(data, on_host_.data(), bytes);
+    device.download(data, on_host_.data(), bytes);
     return {on_host_.data(), bytes};
 }
 
@@ -16437,16 +16452,16 @@ void add_requested_checks(
     AgreementList& list, DataParallelOptions& options, bool has_replicas, Device const& device
 );
 
-/// Lists each parameter with its name, dtype, extents, strides and requires_grad. Returns the
-/// counts as a text.
-std::string agree_on(AgreementList& list, ParameterList const& parameters);
+/// Lists each parameter with its name, dtype, extents, strides and requires_grad, and which of several devices
+/// has it. Returns the counts as a text.
+std::string agree_on(AgreementList& list, ParameterList const& parameters, Device const& device);
 
-/// Lists each tensor with its dtype and extents.
-void agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind);
+/// Lists each tensor with its dtype and extents, and which of several devices has it.
+void agree_on(AgreementList& list, TensorList const&, std::string_view kind, Device const& device);
 
 /// Lists a model, in the form that guards compare: the counts, and a hash of all that was listed.
 std::string agree_on_model(
-    AgreementList& list, ParameterList const& parameters, TensorList const& buffers = {}
+    AgreementList& list, ParameterList const&, Device const&, TensorList const& buffers = {}
 );
 
 /// The values of all parameters as tensors, such as to send them.
@@ -16646,13 +16661,20 @@ JOINABLE_DEFINITION void add_requested_checks(
     }
 }
 
-JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {
+/// Empty for the first device: there may be no other one.
+inline std::string text_of_place(Device const& device, AnyView const& tensor) {
+    std::size_t const position = device.position(tensor.device());
+    return position == 0 ? std::string{} : concat(", by communicator ", position);
+}
+
+JOINABLE_DEFINITION std::string
+agree_on(AgreementList& list, ParameterList const& parameters, Device const& device) {
     list.add("number of parameters", parameters.size());
     std::size_t elements = 0;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         AnyView const value = parameters[i].value();
         elements += value.numel();
-        std::string text = to_text(value);
+        std::string text = to_text(value) + text_of_place(device, value);
         if (!value.is_contiguous()) {
             Shape strides = value.strides();
             for (std::size_t d = 0; d < strides.size(); ++d) {
@@ -16671,12 +16693,14 @@ JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList cons
     return concat(parameters.size(), " parameters of ", elements, " elements");
 }
 
-JOINABLE_DEFINITION void
-agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) {
+JOINABLE_DEFINITION void agree_on(
+    AgreementList& list, TensorList const& tensors, std::string_view kind, Device const& device
+) {
     list.add(concat("number of ", kind, "s"), tensors.size());
     std::size_t i = 0;
     for (AnyTensor const& tensor : tensors) {
-        list.add(concat(kind, " ", i++), to_text(tensor.view()));
+        AnyView const view = tensor.view();
+        list.add(concat(kind, " ", i++), to_text(view) + text_of_place(device, view));
     }
 }
 
@@ -16688,18 +16712,18 @@ JOINABLE_DEFINITION void check_distinct(
         throw ContractViolation{
             to_text(what) + to_text(describe_parameter(list, shared->first)) + " and " +
             to_text(describe_parameter(list, shared->second)) +
-            " share memory; list a shared parameter once, and give views of one storage as "
-            "one parameter"
+            " share memory; list a shared parameter once, and give views of one storage as one parameter"
         };
     }
 }
 
-JOINABLE_DEFINITION std::string
-agree_on_model(AgreementList& list, ParameterList const& parameters, TensorList const& buffers) {
+JOINABLE_DEFINITION std::string agree_on_model(
+    AgreementList& list, ParameterList const& model, Device const& device, TensorList const& buffers
+) {
     list.begin_section("models differ: ");
     std::size_t const first = list.items().size();
-    std::string const counts = agree_on(list, parameters);
-    agree_on(list, buffers, "buffer");
+    std::string const counts = agree_on(list, model, device);
+    agree_on(list, buffers, "buffer", device);
     return concat(counts, ", hash ", list.hash_from(first));
 }
 
@@ -17071,7 +17095,7 @@ public:
     [[nodiscard]] BufferList buffers() const { return BufferList{buffers_.tensors()}; }
     /// Takes what was attached to a model before, and its hook. Local; for ranks to compare.
     void take_over(ModuleState const& former, AgreementList& compared) {
-        agree_on(compared, former.attached_.tensors(), "state tensor");
+        agree_on(compared, former.attached_.tensors(), "state tensor", device_of(comm_));
         attached_ = {former.attached_.tensors(), "state tensor", device_of(comm_).id()};
         hook_ = former.hook_;
     }
@@ -17089,8 +17113,7 @@ public:
     void set_buffer_hook(BufferHook hook) {
         if (!options_.broadcast_buffers) {
             throw ContractViolation{
-                "a buffer hook takes the place of the broadcast of buffers, which is off; turn "
-                "broadcast_buffers on"
+                "a buffer hook takes the place of the broadcast of buffers, which is off; turn broadcast_buffers on"
             };
         }
         hook_ = std::move(hook);
@@ -17105,7 +17128,7 @@ public:
         compared.begin_section("models differ: ");
         std::exception_ptr const error = exception_of([&] {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
-            agree_on(compared, list, "state tensor");
+            agree_on(compared, list, "state tensor", device_of(comm_));
             all.emplace(attached_).append({list, "state tensor", device_of(comm_).id()});
             broadcast.emplace(list, piece_bytes, "state tensor", BufferMemory{comm_});
         });
@@ -17227,8 +17250,7 @@ ReadyCheck::ReadyCheck(ParameterList parameters, Device& device, CheckedMarks ma
       is_at_once_{marks == CheckedMarks::at_once} {
     if (!is_on_host(device)) {
         throw ContractViolation{concat(
-            "verify_ready reads gradients from the host, but this "
-            "communicator's are on ",
+            "verify_ready reads gradients from the host, but this communicator's are on ",
             to_text(device.id()),
             "; leave it off"
         )};
@@ -18454,18 +18476,17 @@ private:
         std::optional<detail::CoalescedBroadcast> start;
         std::exception_ptr const error = detail::exception_of([&] {
             ParameterList const list = list_parameters();
-            detail::check_parameters(list, detail::device_of(comm).id());
+            Device& device = detail::device_of(comm);
+            detail::check_parameters(list, device.id());
             check_options(options);
             auto const shared = reduction == nullptr
                                     ? again.reduction
                                     : std::make_shared<Reduction>(std::move(*reduction));
             compared.begin_section("options differ: ");
-            detail::add_requested_checks(
-                compared, options, !leaves_gradients_local(), detail::device_of(comm)
-            );
+            detail::add_requested_checks(compared, options, !leaves_gradients_local(), device);
             detail::agree_on(compared, options);
             detail::agree_on_reduction(compared, *shared);
-            std::string model = detail::agree_on_model(compared, list, buffers);
+            std::string model = detail::agree_on_model(compared, list, device, buffers);
             module_.emplace(comm, list, std::move(buffers), options);
             if (again.compare) {
                 again.compare(list, compared);
@@ -18485,12 +18506,10 @@ private:
             );
             listed_.emplace(list, true);
             if (options.verify_ready) {
-                ready_check_.emplace(
-                    list, detail::device_of(comm), detail::CheckedMarks::after_pass
-                );
+                ready_check_.emplace(list, device, detail::CheckedMarks::after_pass);
             }
             if (options.verify_replicas != 0) {
-                replica_check_.emplace(list, detail::device_of(comm), options.verify_replicas);
+                replica_check_.emplace(list, device, options.verify_replicas);
             }
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync(again.is_equal));

@@ -962,7 +962,7 @@ template <Communicator Comm, class Parameters>
                 }
                 bytes += SharedParameters::room_of(list[i].value());
             }
-            static_cast<void>(detail::agree_on_model(compared, list));
+            static_cast<void>(detail::agree_on_model(compared, list, detail::the_host()));
             entry.enter(list, false);
         });
         detail::agree(control, compared, error);

@@ -138,8 +138,7 @@ public:
     void add(std::string_view label, V const& value) {
         static_assert(
             detail::is_agreeable<V>(),
-            "AgreementList: expected a number, an enumerator, a string, or a range or an optional "
-            "of these"
+            "AgreementList: expected a number, an enumerator, a string, or a range or an optional of these"
         );
         items_.push_back({title_ + std::string{label}, detail::agreed_text(value)});
         places_.push_back({&value, detail::agreed_type<V>()});

@@ -45,8 +45,7 @@ constexpr void check_assignment_input(
         throw ContractViolation{concat(
             "bucket assignment of ",
             count,
-            " tensors needs as many sparse flags and indices, or "
-            "none, but got ",
+            " tensors needs as many sparse flags and indices, or none, but got ",
             expect_sparse.size(),
             " flags and ",
             indices.size(),

@@ -25,7 +25,7 @@ namespace detail {
 class CoalescedBroadcast {
 public:
     /// Local. Plans pieces; a piece closes with the tensor by which it reaches `piece_bytes`.
-    /// Allocates up to two pieces in `memory`, where the tensors must be, too. Error texts call a
+    /// Allocates up to two pieces on each device of `memory`, where the tensors must be, too. Error texts call a
     /// tensor `what`.
     /// @throws ContractViolation  a tensor is missing (a null pointer), on another device, or has elements that
     ///                            share memory.
@@ -82,7 +82,7 @@ public:
 private:
     FixedTensors tensors_;
     BufferMemory memory_;
-    std::vector<Arena> arenas_;  ///< for pieces of even and of odd index
+    std::vector<Arena> arenas_;  ///< of each device, for pieces of even and of odd index
     std::vector<Bucket> pieces_; ///< the ones that are not empty, with row-major views
 };
 

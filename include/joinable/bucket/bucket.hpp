@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -33,7 +32,7 @@ std::vector<std::size_t> expected_ready_order(ParameterList const& parameters);
 
 } // namespace detail
 
-/// The buckets of a model and their memory, one arena per dtype. All members are local. The same
+/// The buckets of a model and their memory, one arena per dtype and device. All members are local. The same
 /// calls give the same results on all ranks with the same parameters.
 class BucketLayout {
 public:
@@ -42,8 +41,8 @@ public:
     /// Cuts the parameters in `order` into buckets, which close when they reach their limit in
     /// bytes. The arenas are in `memory` and have the size of the gradients plus at most one cache
     /// line per parameter. Complexity: linear in the parameters, plus the cost of the arenas.
-    /// @throws ContractViolation  no parameter is listed, or a value is missing or on another
-    ///         device.
+    /// @throws ContractViolation  no parameter is listed, or a value is missing or on none of
+    ///         the memory's devices.
     BucketLayout(
         ParameterList const& parameters,
         std::span<std::size_t const> order,
@@ -79,20 +78,8 @@ public:
     );
 
 private:
-    static std::size_t index(DType dtype) noexcept { return static_cast<std::size_t>(dtype); }
-
-    static std::size_t offset_in(Arena const& arena, AnyView const& view) noexcept;
-    /// Calls f(parameter, view) for everything in the arena of a dtype, in the order of offsets.
-    template <class F>
-    static void for_each_place(std::vector<Bucket> const& buckets, std::size_t dtype, F const& f) {
-        for (Bucket const& bucket : buckets) {
-            for (std::size_t k = 0; k < bucket.views.size(); ++k) {
-                if (index(bucket.buffer.dtype) == dtype) {
-                    f(bucket.parameters[k], bucket.views[k]);
-                }
-            }
-        }
-    }
+    /// The index of the arena for a gradient: by its device, then by its dtype.
+    [[nodiscard]] std::size_t index(AnyView const& like) const;
 
     /// `values` are like the gradients, in the order of `order`.
     void
@@ -104,7 +91,7 @@ private:
     void move_sections(std::size_t parameters, std::vector<Bucket> const& before);
 
     detail::BufferMemory memory_;
-    std::array<Arena, dtype_count> arenas_; ///< by dtype; empty if no parameter has it
+    std::vector<Arena> arenas_; ///< by index(); empty if no gradient has it
     std::vector<Bucket> buckets_;
 };
 

@@ -221,9 +221,7 @@ consteval bool models_bucket_reduction() {
     );
     static_assert(
         detail::starts_runs<R, Comm>,
-        "BucketReduction: expected a member 'Work start(Comm&, BucketRun const&, double factor, "
-        "bool "
-        "contributes)'"
+        "BucketReduction: expected a member 'Work start(Comm&, BucketRun const&, double factor, bool contributes)'"
     );
     static_assert(
         detail::finishes_runs<R, Comm>,

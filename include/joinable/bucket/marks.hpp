@@ -70,8 +70,7 @@ inline void require_in_range(std::size_t i, std::size_t count, int rank) {
     throw ContractViolation{concat(
         "a batch cannot be skipped on rank ",
         rank,
-        " any more: its first bucket is on its way to the others; let the exception leave "
-        "the guard"
+        " any more: its first bucket is on its way to the others; let the exception leave the guard"
     )};
 }
 

@@ -148,8 +148,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
     static_assert(
         ReduceScatters<Comm>,
         "reduce_scatter: this communicator has no member 'Work reduce_scatter(ConstBuffer in, "
-        "Buffer out, ReduceOp)' without and with counts; add it, or use one that models "
-        "ReduceScatters"
+        "Buffer out, ReduceOp)' without and with counts; add it, or use one that models ReduceScatters"
     );
     detail::check_reduced_tensor(in, op);
     return comm.reduce_scatter(
@@ -216,8 +215,7 @@ template <Communicator Comm, class In>
     static_assert(
         SendsAndReceives<Comm>,
         "send: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
-        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models "
-        "SendsAndReceives"
+        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models SendsAndReceives"
     );
     return comm.send(joinable::to_const_buffer(tensor), to, tag);
 }
@@ -229,8 +227,7 @@ template <Communicator Comm, class Out>
     static_assert(
         SendsAndReceives<Comm>,
         "receive: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
-        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models "
-        "SendsAndReceives"
+        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models SendsAndReceives"
     );
     return comm.receive(joinable::to_buffer(tensor), from, tag);
 }

@@ -73,9 +73,10 @@ concept has_keep_alive = requires(C& comm) { comm.keep_alive(); };
 } // namespace detail
 
 /// The possible `device_type`s of a communicator: the device whose memory it moves. Without one it
-/// moves host memory. Both are Devices (device/device.hpp).
+/// moves host memory. All are Devices (device/device.hpp).
 class HostDevice;
 class CudaDevice;
+class SeveralDevices;
 
 namespace detail {
 
@@ -100,7 +101,8 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// | `comm.all_reduce(buffer, op)`  | Work               | combines `buffer` over all ranks in place|
 /// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks |
 /// | `comm.barrier()`               |                    | blocks until every rank has called it    |
-/// | `C::device_type`               | optional           | HostDevice (default) or CudaDevice       |
+/// | `C::device_type`               | optional           | HostDevice (default), CudaDevice or      |
+/// |                                |                    | SeveralDevices                           |
 /// | `comm.device_memory()`         | `device_type&`     | needed unless device_type is HostDevice; |
 /// |                                |                    | work submitted there before a collective |
 /// |                                |                    | runs before it; work submitted after its |

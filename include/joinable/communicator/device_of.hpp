@@ -24,8 +24,7 @@ template <Communicator Comm>
     } else {
         static_assert(
             gives_device<Comm>,
-            "a communicator that moves device memory needs a member 'device_type& "
-            "device_memory()', "
+            "a communicator that moves device memory needs a member 'device_type& device_memory()', "
             "where device_type derives from joinable::Device; CudaDevice is in <joinable/cuda.hpp>"
         );
         return comm.device_memory();

@@ -39,8 +39,14 @@ public:
     Device& operator=(Device const&) = delete;
     virtual ~Device() = default;
 
-    /// The device whose memory this is.
+    /// The device whose memory this is, or the devices.
     [[nodiscard]] virtual DeviceId id() const noexcept = 0;
+    /// If this stands for several devices (SeveralDevices): how many of them come before this one, else 0.
+    [[nodiscard]] virtual std::size_t position(DeviceId /*id*/) const noexcept { return 0; }
+    /// The device whose memory this is, if this stands for several.
+    [[nodiscard]] virtual DeviceId id_of(void const* /*memory*/) const { return id(); }
+    /// The device at a position.
+    [[nodiscard]] virtual Device& at(std::size_t /*position*/) noexcept { return *this; }
     /// Zeroed memory; may outlive the device. `alignment` is a power of two.
     [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
 

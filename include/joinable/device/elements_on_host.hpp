@@ -29,7 +29,8 @@ public:
 private:
     Device& device_;
     Arena dense_;
-    Arena on_host_; ///< if dense_ is not
+    Device* dense_on_ = nullptr; ///< whose memory that is
+    Arena on_host_;              ///< if dense_ is not
 };
 
 }}} // namespace joinable::v0::detail

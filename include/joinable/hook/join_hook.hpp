@@ -78,8 +78,7 @@ consteval bool models_join_hook() {
     );
     static_assert(
         detail::has_post_hook<H> || detail::names_post_hook<H>,
-        "JoinHook: expected a member 'void post_hook(bool is_last_joiner)' or "
-        "'void post_hook(JoinResult const&)'"
+        "JoinHook: expected a member 'void post_hook(bool is_last_joiner)' or 'void post_hook(JoinResult const&)'"
     );
     return JoinHook<H>;
 }

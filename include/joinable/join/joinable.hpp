@@ -338,8 +338,7 @@ template <class J>
 consteval bool models_joinable() {
     static_assert(
         detail::has_join_hook<J>,
-        "Joinable: expected a member 'join_hook(arguments<join_keywords>)' that returns a JoinHook "
-        "by value"
+        "Joinable: expected a member 'join_hook(arguments<join_keywords>)' that returns a JoinHook by value"
     );
     if constexpr (detail::has_join_hook<J>) {
         [[maybe_unused]] constexpr bool is_hook = models_join_hook<join_hook_t<J>>();
@@ -391,8 +390,7 @@ public:
         }
         if (!is_in_guard()) {
             throw ContractViolation{
-                "the guard in which this round was announced has ended; wait() for a round before its "
-                "guard ends"
+                "the guard in which this round was announced has ended; wait() for a round before its guard ends"
             };
         }
         return state_->session_->answer(state_->position_);

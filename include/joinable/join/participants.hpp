@@ -70,8 +70,7 @@ template <class... Js>
 [[nodiscard]] auto participants(Js&&...) {
     static_assert(
         !(detail::is_dereferenceable<Js> || ...),
-        "participants: give the participants themselves instead of pointers to them, as in "
-        "participants(*ddp, step)"
+        "participants: give the participants themselves instead of pointers to them, as in participants(*ddp, step)"
     );
     return detail::RefusedParticipants{};
 }

@@ -395,18 +395,17 @@ private:
         std::optional<detail::CoalescedBroadcast> start;
         std::exception_ptr const error = detail::exception_of([&] {
             ParameterList const list = list_parameters();
-            detail::check_parameters(list, detail::device_of(comm).id());
+            Device& device = detail::device_of(comm);
+            detail::check_parameters(list, device.id());
             check_options(options);
             auto const shared = reduction == nullptr
                                     ? again.reduction
                                     : std::make_shared<Reduction>(std::move(*reduction));
             compared.begin_section("options differ: ");
-            detail::add_requested_checks(
-                compared, options, !leaves_gradients_local(), detail::device_of(comm)
-            );
+            detail::add_requested_checks(compared, options, !leaves_gradients_local(), device);
             detail::agree_on(compared, options);
             detail::agree_on_reduction(compared, *shared);
-            std::string model = detail::agree_on_model(compared, list, buffers);
+            std::string model = detail::agree_on_model(compared, list, device, buffers);
             module_.emplace(comm, list, std::move(buffers), options);
             if (again.compare) {
                 again.compare(list, compared);
@@ -426,12 +425,10 @@ private:
             );
             listed_.emplace(list, true);
             if (options.verify_ready) {
-                ready_check_.emplace(
-                    list, detail::device_of(comm), detail::CheckedMarks::after_pass
-                );
+                ready_check_.emplace(list, device, detail::CheckedMarks::after_pass);
             }
             if (options.verify_replicas != 0) {
-                replica_check_.emplace(list, detail::device_of(comm), options.verify_replicas);
+                replica_check_.emplace(list, device, options.verify_replicas);
             }
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync(again.is_equal));

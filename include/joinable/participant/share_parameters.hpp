@@ -16,6 +16,7 @@
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/copy.hpp>
+#include <joinable/device/host.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/participant/detail/model_checks.hpp>
@@ -137,7 +138,7 @@ template <Communicator Comm, class Parameters>
                 }
                 bytes += SharedParameters::room_of(list[i].value());
             }
-            static_cast<void>(detail::agree_on_model(compared, list));
+            static_cast<void>(detail::agree_on_model(compared, list, detail::the_host()));
             entry.enter(list, false);
         });
         detail::agree(control, compared, error);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <span>
@@ -90,8 +91,14 @@ namespace detail {
     return view ? concat(name_of(view.dtype()), " ", to_text(view.extents())) : "missing";
 }
 
-/// "the host", or "CUDA device 1".
+/// "the host", "CUDA device 1", or "CUDA device 0 or CUDA device 1".
 [[nodiscard]] inline std::string to_text(DeviceId device) {
+    if (device.kind == DeviceKind::several) {
+        int const others = device.index & (device.index - 1); // without the lowest
+        int const lowest = std::countr_zero(static_cast<unsigned>(device.index));
+        return to_text(DeviceId{DeviceKind::cuda, lowest}) +
+               (others == 0 ? "" : " or " + to_text(DeviceId{DeviceKind::several, others}));
+    }
     return device.kind == DeviceKind::host ? "the host" : concat("CUDA device ", device.index);
 }
 

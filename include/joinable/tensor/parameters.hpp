@@ -302,17 +302,18 @@ describe_parameter(ParameterList const& parameters, std::size_t i, std::size_t f
                         : concat("parameter ", index, " (", name, ")");
 }
 
-/// Throws ContractViolation unless parameter `i` has a value on `device`.
+/// Throws ContractViolation unless parameter `i` has a value on `device`, or one of them.
 inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId device) {
     AnyView const value = parameters[i].value();
-    if (!value || value.device() != device || !has_memory(value)) {
+    bool const is_there = is_among(value.device(), device);
+    if (!value || !is_there || !has_memory(value)) {
         throw ContractViolation{
             describe_parameter(parameters, i) +
-            (!value ? " has no value"
-             : value.device() != device
-                 ? " is on " + to_text(value.device()) + ", but its communicator moves memory of " +
-                       to_text(device) + "; make a model for each device"
-                 : " has a value at a null pointer")
+            (!value     ? " has no value"
+             : is_there ? " has a value at a null pointer"
+                        : " is on " + to_text(value.device()) +
+                              ", but its communicator moves memory of " + to_text(device) +
+                              "; give a communicator of its device, or PerDevice those of all")
         };
     }
 }

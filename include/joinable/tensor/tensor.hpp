@@ -196,8 +196,7 @@ template <class T>
 consteval bool models_tensor() {
     static_assert(
         !detail::has_packed_bools<T>,
-        "Tensor: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array "
-        "of bool"
+        "Tensor: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array of bool"
     );
     static_assert(
         !detail::has_other_elements<T>,
@@ -218,8 +217,7 @@ consteval bool models_tensor() {
     );
     static_assert(
         !detail::is_expression<T>,
-        "Tensor: this is an expression without memory of its own; assign it to a matrix or an array, "
-        "and give that"
+        "Tensor: this is an expression without memory of its own; assign it to a matrix or an array, and give that"
     );
     if constexpr (detail::has_tensor_traits<T> && !detail::is_expression<T>) {
         static_assert(
@@ -247,8 +245,7 @@ consteval bool models_tensor() {
         );
         static_assert(
             !detail::has_other_strides<T>,
-            "Tensor: tensor_traits::strides must be 'static auto strides(T const&)' and return a range of "
-            "integers"
+            "Tensor: tensor_traits::strides must be 'static auto strides(T const&)' and return a range of integers"
         );
         static_assert(
             !detail::has_other_storage_bytes<T>,

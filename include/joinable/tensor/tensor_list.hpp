@@ -60,7 +60,7 @@ namespace detail {
 class FixedTensors {
 public:
     /// Local. Errors call each tensor `what`.
-    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer), is not on `device`, or
+    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer), is not on `device`, or one of them, or
     ///                            its elements share memory, so that ranks that receive it could not write it.
     FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {});
 
@@ -101,8 +101,7 @@ template <class... Ranges>
 TensorList tensor_list(Ranges&&... ranges) {
     static_assert(
         !(holds_bools<Ranges> || ...),
-        "buffers: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array "
-        "of bool"
+        "buffers: std::vector<bool> has no contiguous elements; use std::vector<unsigned char>, or an array of bool"
     );
     static_assert(
         (has_items_for<Ranges, AnyTensor> && ...),

@@ -14,16 +14,28 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The kind of a device.
-enum class DeviceKind : std::uint8_t { host, cuda };
+/// The kind of a device. No tensor is on `several`: see DeviceId.
+enum class DeviceKind : std::uint8_t { host, cuda, several };
 
-/// One device: the host, or an accelerator by its index.
+/// One device: the host, or an accelerator by its index. A Device that stands for `several` has a set: bit i of the
+/// index is CUDA device i.
 struct DeviceId {
     DeviceKind kind = DeviceKind::host;
     int index = 0;
 
     friend constexpr bool operator==(DeviceId, DeviceId) = default;
 };
+
+namespace detail {
+
+/// Whether `device` is this one, or one of these.
+[[nodiscard]] constexpr bool is_among(DeviceId device, DeviceId these) noexcept {
+    return device == these ||
+           (these.kind == DeviceKind::several && device.kind == DeviceKind::cuda &&
+            device.index < 31 && (these.index >> device.index & 1) != 0);
+}
+
+} // namespace detail
 
 /// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference.
 /// In the specialisation, write `::` before a class `Tensor`, `Parameter`, `Buffer` or `Shape` of

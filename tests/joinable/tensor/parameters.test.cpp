@@ -156,7 +156,7 @@ TEST_CASE("a value on another device than its communicator's is refused by both 
     std::vector<OfViews> list{{far, far}};
     CHECK_THROWS_WITH_AS(
         joinable::detail::check_value(parameters(list), 0, joinable::DeviceId{}),
-        "parameter 0 is on CUDA device 1, but its communicator moves memory of the host; make a model for each device",
+        "parameter 0 is on CUDA device 1, but its communicator moves memory of the host; give a communicator of its device, or PerDevice those of all",
         joinable::ContractViolation
     );
 }

@@ -41,20 +41,24 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
             "without this model"
         )};
     }
-    std::array<std::size_t, dtype_count> bytes{};
+    std::vector<std::size_t> bytes;
     std::vector<AnyView> values;
     for (std::size_t const i : order) {
         detail::check_value(parameters, i, memory_.id());
         AnyView const& like = values.emplace_back(detail::like_gradient(parameters, i));
-        bytes[index(like.dtype())] += // for any cut: each may start a bucket
+        bytes.resize((std::max)(bytes.size(), index(like) + 1));
+        bytes[index(like)] += // for any cut: each may start a bucket
             like.numel() * size_of(like.dtype()) + bucket_alignment;
     }
-    for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
-        if (bytes[dtype] != 0) {
-            arenas_[dtype] = memory_.allocate(bytes[dtype]);
-        }
+    for (std::size_t k = 0; k < bytes.size(); ++k) {
+        arenas_.push_back(bytes[k] == 0 ? Arena{} : memory_.allocate(bytes[k], k / dtype_count));
     }
     cut(values, order, limits);
+}
+
+JOINABLE_DEFINITION std::size_t BucketLayout::index(AnyView const& like) const {
+    std::size_t const position = memory_.device().position(like.device());
+    return position * dtype_count + static_cast<std::size_t>(like.dtype());
 }
 
 JOINABLE_DEFINITION std::size_t BucketLayout::bytes() const noexcept {
@@ -93,27 +97,30 @@ JOINABLE_DEFINITION void BucketLayout::rebuild(
 
 JOINABLE_DEFINITION void
 BucketLayout::move_sections(std::size_t parameters, std::vector<Bucket> const& before) {
-    for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
-        Arena const& arena = arenas_[dtype];
-        std::vector<std::size_t> position(parameters);
-        std::vector<std::size_t> offset(parameters);
-        std::size_t count = 0;
-        for_each_place(buckets_, dtype, [&](std::size_t i, AnyView const& view) {
-            position[i] = count++;
-            offset[i] = offset_in(arena, view);
-        });
-        std::vector<detail::Section> sections;
-        for_each_place(before, dtype, [&](std::size_t i, AnyView const& view) {
+    auto const offset_of = [&](AnyView const& view) {
+        auto const offset = static_cast<std::byte*>(view.data()) - arenas_[index(view)].data();
+        return static_cast<std::size_t>(offset);
+    };
+    std::vector<detail::Section> next(parameters);
+    std::vector<std::size_t> counts(arenas_.size());
+    for (Bucket const& bucket : buckets_) {
+        for (std::size_t k = 0; k < bucket.views.size(); ++k) {
+            AnyView const& view = bucket.views[k];
             std::size_t const bytes = view.numel() * size_of(view.dtype());
-            sections.push_back({offset_in(arena, view), offset[i], bytes, position[i]});
-        });
-        memory_.device().permute(arena, sections);
+            next[bucket.parameters[k]] = {0, offset_of(view), bytes, counts[index(view)]++};
+        }
     }
-}
-
-JOINABLE_DEFINITION std::size_t
-BucketLayout::offset_in(Arena const& arena, AnyView const& view) noexcept {
-    return static_cast<std::size_t>(static_cast<std::byte*>(view.data()) - arena.data());
+    std::vector<std::vector<detail::Section>> sections(arenas_.size()); // in the order of offsets
+    for (Bucket const& bucket : before) {
+        for (std::size_t k = 0; k < bucket.views.size(); ++k) {
+            AnyView const& view = bucket.views[k];
+            detail::Section& moved = sections[index(view)].emplace_back(next[bucket.parameters[k]]);
+            moved.from = offset_of(view);
+        }
+    }
+    for (std::size_t a = 0; a < arenas_.size(); ++a) {
+        memory_.device().permute(arenas_[a], sections[a]);
+    }
 }
 
 JOINABLE_DEFINITION void BucketLayout::cut(
@@ -125,11 +132,11 @@ JOINABLE_DEFINITION void BucketLayout::cut(
     std::iota(as_given.begin(), as_given.end(), std::size_t{0});
     auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);
 
-    std::array<std::size_t, dtype_count> used{};
+    std::vector<std::size_t> used(arenas_.size());
     for (auto const& members : assignment.buckets) {
         DType const dtype = values[members.front()].dtype();
-        std::size_t& offset = used[index(dtype)];
-        std::byte* const base = arenas_[index(dtype)].data();
+        std::size_t& offset = used[index(values[members.front()])];
+        std::byte* const base = arenas_[index(values[members.front()])].data();
         Bucket bucket{{base + offset, 0, dtype}, {}, {}};
         for (std::size_t const member : members) {
             AnyView const& value = values[member];
@@ -139,7 +146,7 @@ JOINABLE_DEFINITION void BucketLayout::cut(
                 dtype,
                 value.extents(),
                 detail::dense_strides(value.extents(), value.strides()),
-                memory_.id()
+                value.device()
             );
             bucket.buffer.count += value.numel();
             offset += value.numel() * size_of(dtype);

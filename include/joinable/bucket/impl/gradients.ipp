@@ -50,13 +50,11 @@ public:
                     describe(i),
                     " is of ",
                     name_of(dtype),
-                    ": gradients are averaged, which needs floating point; set its requires_grad "
-                    "to "
+                    ": gradients are averaged, which needs floating point; set its requires_grad to "
                     "false, or make it a buffer"
                 )};
             }
             if (travels_as_rows(i)) {
-                check_value(parameters_, i, memory.id());
                 sparse_.require_no_dense(i);
             } else if (AnyView const gradient = parameters_[i].grad()) {
                 require_fit(i, gradient);

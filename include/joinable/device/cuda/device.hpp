@@ -69,6 +69,12 @@ public:
     [[nodiscard]] CudaKernels const& kernels() const noexcept { return kernels_; }
 
     [[nodiscard]] DeviceId id() const noexcept override { return {DeviceKind::cuda, index_}; }
+    /// @throws CommunicationError  the runtime refuses.
+    [[nodiscard]] DeviceId id_of(void const* memory) const override {
+        cudaPointerAttributes found{};
+        detail::require_cuda(cudaPointerGetAttributes(&found, memory), "cudaPointerGetAttributes");
+        return {DeviceKind::cuda, found.device};
+    }
 
     /// Uses cudaMalloc, not a pool: it is called once, and memory from a pool cannot be registered
     /// with a transport. It goes back when the device is idle: see set_deadline(). Blocks only until the memory is zeroed, because a stream may be waiting

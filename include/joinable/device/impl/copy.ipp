@@ -61,8 +61,7 @@ JOINABLE_DEFINITION void check_pair(std::string_view what, AnyView const& from, 
     if (!is_same_view(from, to) && share_memory(from, to)) {
         throw ContractViolation{
             to_text(what) +
-            ": source and target overlap in memory and are not the same view; go through a copy of "
-            "the source"
+            ": source and target overlap in memory and are not the same view; go through a copy of the source"
         };
     }
 }

@@ -14,25 +14,27 @@ JOINABLE_DEFINITION std::span<std::byte const> ElementsOnHost::read(AnyView cons
     if (bytes == 0 || (is_on_host(device_) && tensor.is_contiguous())) {
         return {data, bytes};
     }
+    Device& device = device_.at(device_.position(tensor.device()));
     if (!tensor.is_contiguous()) {
-        if (dense_.bytes() < bytes) {
-            dense_ = device_.allocate(bytes, Arena::default_alignment);
+        if (dense_.bytes() < bytes || dense_on_ != &device) {
+            dense_ = device.allocate(bytes, Arena::default_alignment);
+            dense_on_ = &device;
         }
         Shape const& extents = tensor.extents();
-        device_.copy(
+        device.copy(
             tensor,
             {dense_.data(), tensor.dtype(), extents, row_major_strides(extents), tensor.device()}
         );
         data = dense_.data();
     }
-    device_.submit();
+    device.submit();
     if (is_on_host(device_)) {
         return {data, bytes};
     }
     if (on_host_.bytes() < bytes) {
-        on_host_ = device_.allocate_staging(bytes);
+        on_host_ = device.allocate_staging(bytes);
     }
-    device_.download(data, on_host_.data(), bytes);
+    device.download(data, on_host_.data(), bytes);
     return {on_host_.data(), bytes};
 }
 

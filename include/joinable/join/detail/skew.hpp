@@ -43,8 +43,7 @@ inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shado
     }
     options.warn(
         "rank " + to_text(rank) + " ran out of inputs and has shadowed " + to_text(shadow_rounds) +
-        " rounds of the others; deal the data more evenly if that costs too much "
-        "(JoinOptions::skew_limit is " +
+        " rounds of the others; deal the data more evenly if that costs too much (JoinOptions::skew_limit is " +
         to_text(options.skew_limit) + ")"
     );
 }

@@ -28,16 +28,16 @@ void add_requested_checks(
     AgreementList& list, DataParallelOptions& options, bool has_replicas, Device const& device
 );
 
-/// Lists each parameter with its name, dtype, extents, strides and requires_grad. Returns the
-/// counts as a text.
-std::string agree_on(AgreementList& list, ParameterList const& parameters);
+/// Lists each parameter with its name, dtype, extents, strides and requires_grad, and which of several devices
+/// has it. Returns the counts as a text.
+std::string agree_on(AgreementList& list, ParameterList const& parameters, Device const& device);
 
-/// Lists each tensor with its dtype and extents.
-void agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind);
+/// Lists each tensor with its dtype and extents, and which of several devices has it.
+void agree_on(AgreementList& list, TensorList const&, std::string_view kind, Device const& device);
 
 /// Lists a model, in the form that guards compare: the counts, and a hash of all that was listed.
 std::string agree_on_model(
-    AgreementList& list, ParameterList const& parameters, TensorList const& buffers = {}
+    AgreementList& list, ParameterList const&, Device const&, TensorList const& buffers = {}
 );
 
 /// The values of all parameters as tensors, such as to send them.

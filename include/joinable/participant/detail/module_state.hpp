@@ -84,7 +84,7 @@ public:
     [[nodiscard]] BufferList buffers() const { return BufferList{buffers_.tensors()}; }
     /// Takes what was attached to a model before, and its hook. Local; for ranks to compare.
     void take_over(ModuleState const& former, AgreementList& compared) {
-        agree_on(compared, former.attached_.tensors(), "state tensor");
+        agree_on(compared, former.attached_.tensors(), "state tensor", device_of(comm_));
         attached_ = {former.attached_.tensors(), "state tensor", device_of(comm_).id()};
         hook_ = former.hook_;
     }
@@ -102,8 +102,7 @@ public:
     void set_buffer_hook(BufferHook hook) {
         if (!options_.broadcast_buffers) {
             throw ContractViolation{
-                "a buffer hook takes the place of the broadcast of buffers, which is off; turn "
-                "broadcast_buffers on"
+                "a buffer hook takes the place of the broadcast of buffers, which is off; turn broadcast_buffers on"
             };
         }
         hook_ = std::move(hook);
@@ -118,7 +117,7 @@ public:
         compared.begin_section("models differ: ");
         std::exception_ptr const error = exception_of([&] {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
-            agree_on(compared, list, "state tensor");
+            agree_on(compared, list, "state tensor", device_of(comm_));
             all.emplace(attached_).append({list, "state tensor", device_of(comm_).id()});
             broadcast.emplace(list, piece_bytes, "state tensor", BufferMemory{comm_});
         });

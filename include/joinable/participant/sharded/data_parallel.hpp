@@ -135,7 +135,7 @@ public:
             compare_sharding(list);
             detail::agree_on(list, passes);
             list.begin_section("models differ: ");
-            detail::agree_on(list, buffers, "buffer");
+            detail::agree_on(list, buffers, "buffer", detail::device_of(comm));
         };
         detail::ShardChoices const choices{options.owners, options.units};
         add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {

@@ -62,6 +62,11 @@ class ShardedOptimizer {
     static_assert(models_communicator<Comm>());
     static_assert(detail::steps_shards<Rule>());
     static_assert(
+        !std::same_as<typename detail::device_type_of<Comm>::type, SeveralDevices>,
+        "sharded optimizer: PerDevice has several devices, but shards are dealt out on one; make an optimizer of the "
+        "parameters of each device, with its communicator"
+    );
+    static_assert(
         detail::reduces_host_memory<Comm> || detail::has_visit_update<Rule> || LocalOptimizer<Rule>,
         "sharded optimizer: this communicator moves the memory of a device, where a rule steps by its member "
         "'template <class T, class F> decltype(auto) visit_update(std::uint64_t step, F const& f) const', which "
@@ -759,7 +764,7 @@ private:
         compared.add("units", choices.units);
         detail::agree_on_rule(compared, rule);
         compared.begin_section("models differ: ");
-        static_cast<void>(detail::agree_on(compared, group.parameters));
+        static_cast<void>(detail::agree_on(compared, group.parameters, device()));
         group.steps.resize(group.parameters.size());
         group.gradients.reserve(detail::reduces_to_owners(sharding_) ? 0 : group.parameters.size());
         make_arenas(group);

@@ -12,13 +12,13 @@ FixedTensors::FixedTensors(TensorList tensors, std::string_view what, DeviceId d
     : tensors_{std::move(tensors)}, what_{what} {
     for (AnyTensor const& tensor : tensors_) {
         AnyView const view = tensor.view();
-        if (!view || view.device() != device || !detail::has_memory(view)) {
+        bool const is_there = is_among(view.device(), device);
+        if (!view || !is_there || !detail::has_memory(view)) {
             refuse(
                 views_.size(),
-                !view ? " is missing; give a pointer that is not null"
-                : view.device() != device
-                    ? " is not on " + detail::to_text(device) + "; give a copy that is"
-                    : " has elements at a null pointer; give it memory"
+                !view       ? " is missing; give a pointer that is not null"
+                : !is_there ? " is not on " + detail::to_text(device) + "; give a copy that is"
+                            : " has elements at a null pointer; give it memory"
             );
         }
         require_writable(views_.size(), view);

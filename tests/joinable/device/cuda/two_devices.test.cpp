@@ -112,7 +112,7 @@ TEST_CASE(
         CHECK(
             text.find("parameter 4 is on CUDA device ") != std::string::npos
         ); // the first upper one
-        CHECK(text.ends_with("; make a model for each device"));
+        CHECK(text.ends_with("; give a communicator of its device, or PerDevice those of all"));
         module.lower.params[1].grad = module.upper.params[1].own.view();
         std::string const elsewhere = refused([&] {
             DistributedDataParallel ddp{module.of_lower, module.lower.params};

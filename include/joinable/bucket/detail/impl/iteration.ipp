@@ -252,9 +252,9 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
             : is_frozen_now
                 ? "parameters that were trained when they were listed are frozen now, so not all gradients became "
                   "ready; turn the option find_unused on, or call refresh() of a DistributedDataParallel"
-            : graph_ ? "parameters are not used, but were in the first iteration: with "
-                       "static_graph all iterations use the same parameters; turn it off and "
-                       "find_unused on"
+            : graph_
+                ? "parameters are not used, but were in the first iteration: with "
+                  "static_graph all iterations use the same parameters; turn it off and find_unused on"
             : finds_unused_
                 ? "not all gradients became ready; give those that the pass does not use to backward() or "
                   "prepare_for_backward() as unused, or check that all outputs of forward reach the loss"

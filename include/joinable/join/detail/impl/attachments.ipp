@@ -92,8 +92,7 @@ check_same_ranks(std::vector<ControlCommunicator*> const& communicators, bool ha
     for (ControlCommunicator const* other : communicators) {
         if (place(*other) != place(first) && !(has_groups && other->size() < first.size())) {
             throw ContractViolation{
-                "the communicators of a guard's participants "
-                "must have the same ranks in the same "
+                "the communicators of a guard's participants must have the same ranks in the same "
                 "order, but one says " +
                 place(first) + " and another " + place(*other) +
                 "; for groups of ranks, see groups_of()"

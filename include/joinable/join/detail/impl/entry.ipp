@@ -38,8 +38,7 @@ JOINABLE_DEFINITION Window window_at_entry(Entrants const& entrants) {
         Window const& common = WindowOf{first->state}.window();
         if (!window.holds_the_same(common)) {
             throw ContractViolation{concat(
-                "the participants of a guard that average gradients must have accumulated the same batches, but "
-                "a ",
+                "the participants of a guard that average gradients must have accumulated the same batches, but a ",
                 first->info.name,
                 " holds ",
                 common.batches,

@@ -16,9 +16,10 @@ Occupation::begin(std::vector<ControlCommunicator*> const& communicators, Sessio
     std::vector<Entry>& all = occupied.entries;
     for (ControlCommunicator const* communicator : communicators) {
         if (find(all, communicator->address()) != all.end()) {
-            throw ContractViolation{"a second Join over a communicator that is "
-                                    "inside a guard already; end that one "
-                                    "first, or split() the communicator"};
+            throw ContractViolation{
+                "a second Join over a communicator that is "
+                "inside a guard already; end that one first, or split() the communicator"
+            };
         }
     }
     all.reserve(all.size() + communicators.size()); // or some could be recorded and others not

@@ -60,13 +60,20 @@ JOINABLE_DEFINITION void add_requested_checks(
     }
 }
 
-JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {
+/// Empty for the first device: there may be no other one.
+inline std::string text_of_place(Device const& device, AnyView const& tensor) {
+    std::size_t const position = device.position(tensor.device());
+    return position == 0 ? std::string{} : concat(", by communicator ", position);
+}
+
+JOINABLE_DEFINITION std::string
+agree_on(AgreementList& list, ParameterList const& parameters, Device const& device) {
     list.add("number of parameters", parameters.size());
     std::size_t elements = 0;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         AnyView const value = parameters[i].value();
         elements += value.numel();
-        std::string text = to_text(value);
+        std::string text = to_text(value) + text_of_place(device, value);
         if (!value.is_contiguous()) {
             Shape strides = value.strides();
             for (std::size_t d = 0; d < strides.size(); ++d) {
@@ -85,12 +92,14 @@ JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList cons
     return concat(parameters.size(), " parameters of ", elements, " elements");
 }
 
-JOINABLE_DEFINITION void
-agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) {
+JOINABLE_DEFINITION void agree_on(
+    AgreementList& list, TensorList const& tensors, std::string_view kind, Device const& device
+) {
     list.add(concat("number of ", kind, "s"), tensors.size());
     std::size_t i = 0;
     for (AnyTensor const& tensor : tensors) {
-        list.add(concat(kind, " ", i++), to_text(tensor.view()));
+        AnyView const view = tensor.view();
+        list.add(concat(kind, " ", i++), to_text(view) + text_of_place(device, view));
     }
 }
 
@@ -102,18 +111,18 @@ JOINABLE_DEFINITION void check_distinct(
         throw ContractViolation{
             to_text(what) + to_text(describe_parameter(list, shared->first)) + " and " +
             to_text(describe_parameter(list, shared->second)) +
-            " share memory; list a shared parameter once, and give views of one storage as "
-            "one parameter"
+            " share memory; list a shared parameter once, and give views of one storage as one parameter"
         };
     }
 }
 
-JOINABLE_DEFINITION std::string
-agree_on_model(AgreementList& list, ParameterList const& parameters, TensorList const& buffers) {
+JOINABLE_DEFINITION std::string agree_on_model(
+    AgreementList& list, ParameterList const& model, Device const& device, TensorList const& buffers
+) {
     list.begin_section("models differ: ");
     std::size_t const first = list.items().size();
-    std::string const counts = agree_on(list, parameters);
-    agree_on(list, buffers, "buffer");
+    std::string const counts = agree_on(list, model, device);
+    agree_on(list, buffers, "buffer", device);
     return concat(counts, ", hash ", list.hash_from(first));
 }
 

@@ -13,8 +13,7 @@ ReadyCheck::ReadyCheck(ParameterList parameters, Device& device, CheckedMarks ma
       is_at_once_{marks == CheckedMarks::at_once} {
     if (!is_on_host(device)) {
         throw ContractViolation{concat(
-            "verify_ready reads gradients from the host, but this "
-            "communicator's are on ",
+            "verify_ready reads gradients from the host, but this communicator's are on ",
             to_text(device.id()),
             "; leave it off"
         )};

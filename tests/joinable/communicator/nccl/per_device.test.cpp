@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: BSL-1.0
+// One model over two GPUs of each rank: an NCCL communicator for each.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <support/failure_text.hpp>
+#include <support/fake_cuda/device_model.hpp>
+#include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_cuda/stream_communicator.hpp>
+#include <support/nccl_ranks.hpp>
+#include <support/ranks.hpp>
+
+#include <joinable/join.hpp>
+#include <joinable/nccl.hpp>
+#include <joinable/per_device.hpp>
+
+namespace {
+
+using joinable::DistributedDataParallel;
+using joinable::DType;
+using joinable::NcclCommunicator;
+using joinable::PerDevice;
+using joinable::ThreadCommunicator;
+using namespace joinable_tests;
+
+joinable::NcclOptions options_of(int device, cudaStream_t stream) {
+    joinable::NcclOptions options;
+    options.stream = stream;
+    options.device = device;
+    options.deadline = std::chrono::seconds{60};
+    return options;
+}
+
+struct TwoGpus {
+    TwoGpus(ThreadCommunicator& hosts, DType dtype)
+        : lower{hosts.rank(), dtype, 2 * hosts.rank()},
+          upper{hosts.rank(), dtype, 2 * hosts.rank() + 1},
+          of_lower{hosts, options_of(2 * hosts.rank(), lower.stream())},
+          of_upper{hosts, options_of(2 * hosts.rank() + 1, upper.stream())},
+          comm{of_lower, of_upper} {
+        for (DeviceModel* model : {&lower, &upper}) {
+            for (DeviceParam& param : model->params) {
+                params.push_back(&param);
+            }
+        }
+    }
+    template <class Ready>
+    void backward(int batch, Ready const& ready) {
+        upper.backward(batch, [&](std::size_t k) { ready(lower.params.size() + k); });
+        lower.backward(batch, ready);
+    }
+    void check(std::vector<Numbers> const& expected) {
+        CHECK(lower.gradients() == expected);
+        CHECK(upper.gradients() == expected);
+    }
+
+    DeviceModel lower;
+    DeviceModel upper;
+    NcclCommunicator of_lower;
+    NcclCommunicator of_upper;
+    PerDevice<NcclCommunicator> comm;
+    std::vector<DeviceParam*> params;
+};
+
+template <class Body>
+void run_gpus(std::initializer_list<int> sizes, DType dtype, Body const& body) {
+    for (bool const has_kernels : {false, true}) {
+        run_participants(sizes, [&](ThreadCommunicator& hosts) {
+            TwoGpus gpus{hosts, dtype};
+            if (has_kernels) {
+                gpus.of_lower.device_memory().use_kernels(host_kernels());
+                gpus.of_upper.device_memory().use_kernels(host_kernels());
+            }
+            body(hosts, gpus);
+        });
+        check_nothing_is_left();
+    }
+}
+
+TEST_CASE("one model over two GPUs of each rank is averaged over NCCL, with uneven inputs") {
+    for (DType const dtype : {DType::f32, DType::f64}) {
+        for (bool const views : {false, true}) {
+            run_gpus({1, 2, 3, 4}, dtype, [&](ThreadCommunicator& hosts, TwoGpus& gpus) {
+                DistributedDataParallel ddp{gpus.comm, gpus.params, small_buckets(views)};
+                joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
+                for (int batch = 0; batch <= hosts.rank(); ++batch) {
+                    ddp.forward([] {});
+                    ddp.backward([&](auto ready) { gpus.backward(batch, ready); });
+                    gpus.check(
+                        gpus.lower.averages(batch, all_ranks(batch, hosts.size()), hosts.size())
+                    );
+                }
+                CHECK(guard.finish().rounds == static_cast<std::size_t>(hosts.size()));
+            });
+        }
+    }
+}
+
+TEST_CASE("without control(), outside a guard, words travel by the first GPU's communicator") {
+    run_gpus({2}, DType::f32, [](ThreadCommunicator& hosts, TwoGpus& gpus) {
+        auto options = small_buckets(false);
+        options.find_unused = true;
+        DistributedDataParallel ddp{gpus.comm, gpus.params, options};
+        for (int batch = 0; batch < 2; ++batch) {
+            ddp.forward([] {}, {.weight = 1});
+            ddp.backward([&](auto ready) { gpus.backward(batch, ready); });
+            gpus.check(gpus.lower.averages(batch, all_ranks(0, hosts.size()), hosts.size()));
+        }
+        CHECK(
+            gpus.comm.set_deadline(std::chrono::seconds{50}) ==
+            std::chrono::nanoseconds{std::chrono::seconds{60}}
+        );
+        CHECK(
+            gpus.of_upper.set_deadline(std::chrono::seconds{40}) ==
+            std::chrono::nanoseconds{std::chrono::seconds{50}}
+        );
+    });
+}
+
+TEST_CASE("a rank that throws while both GPUs have buckets under way ends all ranks") {
+    run_gpus({2, 3}, DType::f32, [](ThreadCommunicator& hosts, TwoGpus& gpus) {
+        DistributedDataParallel ddp{gpus.comm, gpus.params, small_buckets(false)};
+        std::string const text = failure_of([&] {
+            joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
+            for (int batch = 0;; ++batch) {
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) {
+                    gpus.backward(batch, [&](std::size_t i) {
+                        if (hosts.rank() == 1 && batch == 1 && i == 1) {
+                            throw std::runtime_error{"no more memory"};
+                        }
+                        ready(i);
+                    });
+                });
+            }
+        });
+        says(text, hosts.rank() == 1 ? "other: no more memory" : "peer: ");
+        says(text, "no more memory");
+        CHECK(gpus.of_lower.is_aborted());
+        CHECK(gpus.of_upper.is_aborted());
+    });
+}
+
+} // namespace

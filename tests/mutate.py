@@ -413,7 +413,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-message-costs-the-way-back-too", "communicator/algorithms/measure_costs.hpp",
-        "               }) /\n               2 * (has_peer", "               }) /\n               1 * (has_peer",
+        "seconds / 2 * (has_peer", "seconds * (has_peer",
         "communicator/algorithms/measure_costs.test.cpp", "measured costs are*",
     ),
     Mutation(
@@ -430,6 +430,21 @@ MUTATIONS = [
         "alpha-includes-the-bytes", "communicator/algorithms/measure_costs.hpp",
         "shorter - short_bytes / costs.bytes_per_second", "shorter",
         "communicator/algorithms/measure_costs.test.cpp", "measured costs are*",
+    ),
+    Mutation(
+        "messages-that-pass-each-other-cost-nothing-more", "communicator/algorithms/plan.hpp",
+        "message_seconds + both_ways * weighed(bytes)", "message_seconds + weighed(bytes)",
+        "communicator/algorithms/plan.test.cpp", "*",
+    ),
+    Mutation(
+        "pieces-always-overlap", "communicator/algorithms/plan.hpp",
+        "costs.overlap * (std::min)(send, combine)", "(std::min)(send, combine)",
+        "communicator/algorithms/plan.test.cpp", "*",
+    ),
+    Mutation(
+        "slow-links-are-made-to-carry-long-messages", "communicator/algorithms/measure_costs.hpp",
+        "cached * times_longer * 3 > patience", "false",
+        "communicator/algorithms/measure_costs.test.cpp", "long messages are measured*",
     ),
     Mutation(
         "a-mesh-wraps-around", "communicator/algorithms/detail/message_schedule.hpp",

@@ -23,12 +23,15 @@ void print_chosen_plans(char const* name, Comm& comm) {
     joinable::MessageCosts const costs = joinable::measure_costs(comm);
     if (comm.rank() == 0) {
         std::printf(
-            "%s, %d ranks: alpha %.2f us, B %.2f GB/s, C %.3f ns\n",
+            "%s, %d ranks: alpha %.2f us, B %.2f GB/s, C %.3f ns, both ways %.2f, overlap %.2f, uncached %.2f\n",
             name,
             comm.size(),
             costs.message_seconds * 1e6,
             costs.bytes_per_second * 1e-9,
-            costs.combine_seconds * 1e9
+            costs.combine_seconds * 1e9,
+            costs.both_ways,
+            costs.overlap,
+            costs.uncached
         );
     }
     for (std::size_t const bytes :

@@ -105,13 +105,34 @@ struct MessageCosts {
     double message_seconds = 20e-6;  ///< per message, however short: alpha
     double bytes_per_second = 1e9;   ///< per link, in each direction: B
     double combine_seconds = 0.1e-9; ///< per byte: C
+    /// How many times as long a byte takes if all ranks send and receive at once. On a network whose links carry both
+    /// directions it is 1. At 2, messages could as well take turns: in shared memory both sides copy one message.
+    double both_ways = 1;
+    /// The part of a combination or a message, whichever is shorter, that runs while the other one does: 1 where links
+    /// work alone, 0 where the ranks' own cores copy.
+    double overlap = 1;
+    /// How many times as long a byte takes, sent or combined, in pieces of 16 MiB as in those of 1 MiB, which caches
+    /// hold; at least 1. Between them it grows with the piece.
+    double uncached = 1;
 
     /// The time of a message of this many bytes: alpha + bytes / B.
     [[nodiscard]] constexpr double message(double bytes) const noexcept {
-        return message_seconds + bytes / bytes_per_second;
+        return message_seconds + weighed(bytes) / bytes_per_second;
+    }
+    /// The same while all ranks send and receive.
+    [[nodiscard]] constexpr double exchange(double bytes) const noexcept {
+        return message_seconds + both_ways * weighed(bytes) / bytes_per_second;
     }
     [[nodiscard]] constexpr double combination(double bytes) const noexcept {
-        return bytes * combine_seconds;
+        return weighed(bytes) * combine_seconds;
+    }
+
+private:
+    [[nodiscard]] constexpr double weighed(double bytes) const noexcept {
+        constexpr double cached = 1U << 20U;
+        constexpr double far = 1U << 24U;
+        double const place = ((std::min)((std::max)(bytes, cached), far) - cached) / (far - cached);
+        return bytes * (1 + (uncached - 1) * place);
     }
 };
 
@@ -195,10 +216,17 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
 ) noexcept {
     std::size_t const segments = segments_of(static_cast<std::size_t>(block), segment_bytes);
     double const count = static_cast<double>(segments);
-    double const send = costs.message(block / count);
+    double const send = costs.exchange(block / count);
     double const combine = costs.combination(block / count);
+    double const hidden = costs.overlap * (std::min)(send, combine);
     return segments == 1 ? hops * (send + combine)
-                         : send + combine + (hops * count - 1) * (std::max)(send, combine);
+                         : hops * count * (send + combine) - (hops * count - 1) * hidden;
+}
+
+/// The costs for messages that nothing comes back for at the same time.
+[[nodiscard]] constexpr MessageCosts one_way(MessageCosts costs) noexcept {
+    costs.both_ways = 1;
+    return costs;
 }
 
 /// The time in which ranks beyond a power of two, or beyond a torus, give their buffers away and
@@ -208,7 +236,7 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
 ) noexcept {
     return ranks == participants
                ? 0
-               : combining_seconds(1, bytes, segment_bytes, costs) + costs.message(bytes);
+               : combining_seconds(1, bytes, segment_bytes, one_way(costs)) + costs.message(bytes);
 }
 
 /// Rings along each dimension d: sum of 2 (d - 1) (alpha + s / B) + (d - 1) s C, where s is S
@@ -227,7 +255,7 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
         block /= extent;
         if (extent > 1) { // on the way back nothing is combined
             seconds += combining_seconds(extent - 1, block, segment_bytes, costs) +
-                       (extent - 1) * costs.message(block);
+                       (extent - 1) * costs.exchange(block);
         }
     }
     return seconds;
@@ -241,7 +269,7 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
     std::size_t const blocks = segments_of(bytes - bytes / 2, segment_bytes);
     double const rounds = 2 * (rounded_up_log2(ranks) + static_cast<double>(blocks) - 1);
     double const block = static_cast<double>(bytes) / 2 / static_cast<double>(blocks);
-    return rounds * (2 * costs.message(block) + costs.combination(block));
+    return rounds * (costs.exchange(block) + costs.message(block) + costs.combination(block));
 }
 
 } // namespace detail
@@ -264,6 +292,10 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
 /// Surplus ranks add 2 (alpha + S / B) + S C. The literature also gives 2 (alpha + S / B) + N S C
 /// for a star, whose root then receives all messages at once, and 2 L (alpha + S / B + S C) for a
 /// tree, which then also combines on its way down.
+///
+/// In all of them but star and tree, every rank sends and receives at once: their B is divided by
+/// MessageCosts::both_ways, in every second message of double_tree. Pieces overlap as MessageCosts::overlap says, and long ones take longer: see
+/// MessageCosts::uncached.
 [[nodiscard]] constexpr double all_reduce_seconds(
     AllReducePlan const& plan, std::size_t bytes, int ranks, MessageCosts const& costs
 ) {
@@ -278,7 +310,8 @@ segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t 
     case AllReduceAlgorithm::butterfly: {
         int const participants = detail::largest_power_of_two(ranks);
         return detail::surplus_seconds(static_cast<double>(bytes), ranks, participants, 0, costs) +
-               detail::rounded_up_log2(participants) * (message + combine);
+               detail::rounded_up_log2(participants) *
+                   (costs.exchange(static_cast<double>(bytes)) + combine);
     }
     case AllReduceAlgorithm::double_tree:
         return detail::double_tree_seconds(bytes, ranks, plan.segment_bytes, costs);

@@ -55,7 +55,8 @@ struct VirtualClock {
     }
 };
 
-/// Messages of threads, each of which takes the time of its link.
+/// Messages of threads, each of which takes the time of its link: of MessageCosts::exchange while this rank also waits
+/// for one.
 class VirtualLinks {
 public:
     using CostsOf = std::function<MessageCosts(int from, int to)>;
@@ -73,9 +74,11 @@ public:
         std::shared_ptr<double> arrival;
         joinable::ThreadWork arrives;
         joinable::ThreadWork payload;
+        int* open;
         void wait() {
             arrives.wait();
             payload.wait();
+            *open = 0;
             VirtualClock::seconds = (std::max)(VirtualClock::seconds, *arrival);
         }
         bool test() {
@@ -88,14 +91,17 @@ public:
             throw std::runtime_error{"the cable is cut"};
         }
         auto const bytes = static_cast<double>(buffer.count * size_of(buffer.dtype));
-        double const arrival = VirtualClock::seconds + costs_of_(rank(), to).message(bytes);
+        MessageCosts const costs = costs_of_(rank(), to);
+        double const arrival =
+            VirtualClock::seconds + (open_ != 0 ? costs.exchange(bytes) : costs.message(bytes));
         comm_.send({&arrival, 1, DType::f64}, to, 1'000'000 + tag).wait();
         return {comm_.send(buffer, to, tag)};
     }
     Receiving receive(Buffer buffer, int from, int tag) {
         auto const arrival = std::make_shared<double>();
         auto arrives = comm_.receive({arrival.get(), 1, DType::f64}, from, 1'000'000 + tag);
-        return {arrival, std::move(arrives), comm_.receive(buffer, from, tag)};
+        open_ = 1;
+        return {arrival, std::move(arrives), comm_.receive(buffer, from, tag), &open_};
     }
     void abort(joinable::AbortReason const& reason) { comm_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
@@ -105,6 +111,7 @@ public:
 private:
     ThreadCommunicator& comm_;
     CostsOf costs_of_;
+    int open_ = 0; ///< whether this rank waits for a message
 };
 
 MessageCosts
@@ -114,7 +121,12 @@ measured(ThreadCommunicator& comm, double tick, VirtualLinks::CostsOf const& cos
     VirtualLinks links{comm, costs_of};
     MessageCosts const costs = measure_costs<VirtualClock>(links);
     for (double const number :
-         {costs.message_seconds, costs.bytes_per_second, costs.combine_seconds}) {
+         {costs.message_seconds,
+          costs.bytes_per_second,
+          costs.combine_seconds,
+          costs.both_ways,
+          costs.overlap,
+          costs.uncached}) {
         double least = number;
         double most = number;
         comm.all_reduce({&least, 1, DType::f64}, ReduceOp::min).wait();
@@ -133,6 +145,42 @@ TEST_CASE("measured costs are those of the links and of the additions") {
             CHECK(found.message_seconds == doctest::Approx(link.message_seconds + tick / 2));
             CHECK(found.bytes_per_second == doctest::Approx(link.bytes_per_second));
             CHECK(found.combine_seconds == doctest::Approx(tick / (1 << 20)));
+        });
+    }
+}
+
+static_assert(joinable::detail::overlap_of(3, 2, 3) == 1);
+static_assert(joinable::detail::overlap_of(3, 2, 4) == 0.5);
+static_assert(joinable::detail::overlap_of(2, 3, 5) == 0);
+static_assert(joinable::detail::overlap_of(2, 3, 9) == 0); // they are in each other's way
+static_assert(joinable::detail::overlap_of(2, 3, 2) == 1);
+
+TEST_CASE("messages that pass each other take the time that they are measured to take") {
+    for (double const both_ways :
+         {1.0, 1.5, 2.0, 9.0}) { // more than twice is something else that was in the way
+        MessageCosts const link{1e-6, 1e9, 0, both_ways};
+        run_ranks({2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            MessageCosts const found = measured(comm, 1e-7, [&](int, int) { return link; });
+            CHECK(found.both_ways == doctest::Approx((std::min)(both_ways, 2.0)).epsilon(1e-3));
+            CHECK(found.bytes_per_second == doctest::Approx(link.bytes_per_second));
+            CHECK(found.overlap == doctest::Approx(1)); // an addition takes no time beside
+            CHECK(found.uncached == doctest::Approx(1));
+        });
+    }
+}
+
+TEST_CASE("long messages are measured where they are as fast as memory, and cost what they take") {
+    struct Case {
+        MessageCosts link;
+        double uncached;
+    };
+    for (Case const& one :
+         {Case{{1e-6, 10e9, 0, 1, 1, 3}, 3}, // 1.7 ms for 16 MiB of a cache
+          Case{{1e-6, 10e9, 0, 2, 1, 2}, 2},
+          Case{{1e-6, 100e6, 0, 1, 1, 3}, 1}}) { // 170 ms, three times, are not spent on it
+        run_ranks({2, 3, 4}, [&](ThreadCommunicator& comm) {
+            MessageCosts const found = measured(comm, 0, [&](int, int) { return one.link; });
+            CHECK(found.uncached == doctest::Approx(one.uncached).epsilon(1e-3));
         });
     }
 }
@@ -176,6 +224,10 @@ TEST_CASE("a link that takes no time gives numbers that can choose a plan") {
         CHECK(found.bytes_per_second > 0);
         CHECK(std::isfinite(found.bytes_per_second));
         CHECK(found.combine_seconds > 0);
+        for (double const factor : {found.both_ways, found.uncached}) {
+            CHECK(factor >= 1);
+            CHECK(std::isfinite(factor));
+        }
         CHECK(joinable::choose_algorithm(1U << 20U, comm.size(), found).segment_bytes <= 1U << 20U);
     });
 }

@@ -47,6 +47,38 @@ static_assert(
 );
 static_assert(seconds(butterfly, 16, 1) == 0);
 
+/// As `simple`, but a byte of an exchange takes 3 seconds, and half of a combination or message is hidden.
+constexpr MessageCosts shared_cores{1.0, 1.0, 2.0, 3.0, 0.5};
+
+constexpr double shared_seconds(AllReduceAlgorithm algorithm, std::size_t bytes, int ranks) {
+    return all_reduce_seconds({algorithm, 0, {}}, bytes, ranks, shared_cores);
+}
+
+static_assert(shared_seconds(star, 16, 8) == seconds(star, 16, 8)); // one message at a time
+static_assert(shared_seconds(tree, 16, 8) == seconds(tree, 16, 8));
+static_assert(shared_seconds(butterfly, 16, 8) == 3 * (1 + 3 * 16 + 32));
+static_assert(shared_seconds(butterfly, 16, 9) == 3 * (1 + 3 * 16 + 32) + 2 * 17 + 32);
+static_assert(shared_seconds(ring, 16, 8) == 2 * 7 * (1 + 3 * 2) + 7 * 4);
+static_assert(shared_seconds(halving_doubling, 16, 8) == 2 * (25 + 13 + 7) + 2 * (8 + 4 + 2));
+// 14 pieces of 1 byte, with messages of 4 s and combinations of 2, of which 1 s is hidden but for the first one.
+static_assert(shared_seconds(segmented_ring, 16, 8) == 14 * (4 + 2) - 13 * 1 + 7 * 7);
+static_assert(
+    all_reduce_seconds({double_tree, 2, {}}, 16, 8, shared_cores) == 2 * (3 + 4 - 1) * (7 + 3 + 4)
+);
+
+/// Bytes of pieces of 16 MiB and more take 3 times as long, and those of 8.5 MiB, half way from 1 MiB, twice.
+constexpr MessageCosts caches{0.0, 1.0, 1.0, 1.0, 1.0, 3.0};
+constexpr double mib = 1U << 20U;
+static_assert(caches.message(mib) == mib && caches.combination(mib / 2) == mib / 2);
+static_assert(caches.message(8.5 * mib) == 2 * 8.5 * mib);
+static_assert(caches.combination(16 * mib) == 3 * 16 * mib);
+static_assert(caches.exchange(32 * mib) == 3 * 32 * mib);
+// So long buffers are cut into pieces that caches hold, also where nothing overlaps.
+static_assert(
+    choose_algorithm(1U << 25U, 2, {1e-6, 1e9, 1e-9, 1, 0, 3}).segment_bytes == 1U << 20U
+);
+static_assert(choose_algorithm(1U << 25U, 2, {1e-6, 1e9, 1e-9, 1, 0, 1}).segment_bytes == 0);
+
 TEST_CASE("a torus of all ranks is made of their prime factors") {
     CHECK(torus_extents(1).empty());
     CHECK(torus_extents(7) == std::vector{7});

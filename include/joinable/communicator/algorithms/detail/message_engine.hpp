@@ -221,9 +221,16 @@ private:
                 options.add(static_cast<std::uint64_t>(extent));
             }
         } else {
-            options.add(std::bit_cast<std::uint64_t>(options_.costs.message_seconds));
-            options.add(std::bit_cast<std::uint64_t>(options_.costs.bytes_per_second));
-            options.add(std::bit_cast<std::uint64_t>(options_.costs.combine_seconds));
+            MessageCosts const& costs = options_.costs;
+            for (double const number :
+                 {costs.message_seconds,
+                  costs.bytes_per_second,
+                  costs.combine_seconds,
+                  costs.both_ways,
+                  costs.overlap,
+                  costs.uncached}) {
+                options.add(std::bit_cast<std::uint64_t>(number));
+            }
         }
         auto const [word, count] = posted.signature.words();
         return {word, count, options.value()};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <complex>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -44,7 +45,47 @@ struct EitherEmbedding : ViewedEmbedding {
     joinable::AnyView dense = {}; ///< in the place of `gradient`, if there is one
 };
 
+/// An embedding of complex numbers, whose gradients are rows.
+template <class Real>
+struct ComplexEmbedding {
+    using Number = std::complex<Real>;
+    std::vector<Number> value = std::vector<Number>(Embedding::words * Embedding::width);
+    std::optional<std::vector<std::int64_t>> indices = {};
+    std::vector<Number> rows = {};
+};
+
 } // namespace joinable_tests
+
+template <class Real>
+struct joinable::parameter_traits<joinable_tests::ComplexEmbedding<Real>> {
+    using P = joinable_tests::ComplexEmbedding<Real>;
+    using Number = std::complex<Real>;
+    static constexpr std::size_t width = joinable_tests::Embedding::width;
+    static std::optional<StridedView<Number>> value(P& p) {
+        return StridedView<Number>{
+            p.value.data(), {joinable_tests::Embedding::words, width}, {width, 1}
+        };
+    }
+    static std::optional<StridedView<Number>> grad(P&) { return std::nullopt; }
+    static bool is_sparse(P const&) { return true; }
+    static SparseRows sparse_grad(P& p) {
+        if (!p.indices) {
+            return {};
+        }
+        std::size_t const n = p.indices->size();
+        return {
+            {p.indices->data(), DType::i64, {n}, {1}},
+            {p.rows.data(), dtype_of<Number>, {n, width}, {width, 1}}
+        };
+    }
+    static void set_sparse_grad(P& p, SparseRows const& given) {
+        auto const indices = given.indices.as<std::int64_t>();
+        auto const values = given.values.as<Number>();
+        p.indices.emplace(indices.begin(), indices.end());
+        p.rows.assign(values.begin(), values.end());
+    }
+    static void release_grad(P& p) { p.indices.reset(); }
+};
 
 template <>
 struct joinable::parameter_traits<joinable_tests::Embedding> {

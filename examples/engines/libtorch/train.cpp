@@ -312,7 +312,7 @@ int main(int argc, char** argv) {
     app.add_option(
            "--network",
            options.network,
-           "residual, on images of digits, or transformer, on sentences. Default: residual."
+           "residual (images of digits) or transformer (text). Default: residual."
     )
         ->check(CLI::IsMember({"residual", "transformer"}))
         ->option_text("NAME");

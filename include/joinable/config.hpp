@@ -21,7 +21,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The version of this library. Ranks compare it when they enter a guard together.
+/// The version of this library. Ranks compare it when they enter a guard together, and where they
+/// connect by TCP or by a name.
 inline constexpr std::uint32_t library_version =
     JOINABLE_VERSION_MAJOR * 10'000 + JOINABLE_VERSION_MINOR * 100 + JOINABLE_VERSION_PATCH;
 

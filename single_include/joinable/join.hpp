@@ -58,7 +58,8 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The version of this library. Ranks compare it when they enter a guard together.
+/// The version of this library. Ranks compare it when they enter a guard together, and where they
+/// connect by TCP or by a name.
 inline constexpr std::uint32_t library_version =
     JOINABLE_VERSION_MAJOR * 10'000 + JOINABLE_VERSION_MINOR * 100 + JOINABLE_VERSION_PATCH;
 
@@ -7718,6 +7719,8 @@ void agree_on_reduction(AgreementList& list, R const& reduction) {
 /// | `reduction.save(state)`             | local, between rounds: adds to a ReductionState where its state  |
 /// |                                     | lies, which a Checkpoint writes, or reads and then calls load()  |
 /// | `reduction.load(state)`             | local: what save() listed has the contents of a file             |
+/// | `reduction.feedback`,               | of one that keeps what it left out for the next round: CastTo    |
+/// | `reduction.scale_residuals(factor)` | refuses it, and the user calls this when the loss scale changes  |
 /// Not checkable, but required: start() issues the same collectives on every rank, whether the rank
 /// contributes or not. The reducer owns the reduction. Models: AllReduce, those of <joinable/compression.hpp>, and inside
 /// ShardedDataParallel a sum to owners.

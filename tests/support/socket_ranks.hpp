@@ -28,8 +28,8 @@
 #include <joinable/algorithms.hpp>
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/communicator/detail/socket.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
-#include <joinable/tcp.hpp>
 
 /// @file
 /// The smallest transport: messages over sockets between each two ranks, without threads. MessageCommunicator

@@ -195,6 +195,8 @@ void agree_on_reduction(AgreementList& list, R const& reduction) {
 /// | `reduction.save(state)`             | local, between rounds: adds to a ReductionState where its state  |
 /// |                                     | lies, which a Checkpoint writes, or reads and then calls load()  |
 /// | `reduction.load(state)`             | local: what save() listed has the contents of a file             |
+/// | `reduction.feedback`,               | of one that keeps what it left out for the next round: CastTo    |
+/// | `reduction.scale_residuals(factor)` | refuses it, and the user calls this when the loss scale changes  |
 /// Not checkable, but required: start() issues the same collectives on every rank, whether the rank
 /// contributes or not. The reducer owns the reduction. Models: AllReduce, those of <joinable/compression.hpp>, and inside
 /// ShardedDataParallel a sum to owners.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// Update rules. The oracles are numbers that PyTorch's optimizers gave, and scalar loops of the formulas
-// in PyTorch's documentation.
+// Update rules. The oracles are numbers that PyTorch's optimizers gave (record_pytorch.py), also for
+// places in a range and for instruction sets: a rule that PyTorch lacks needs an oracle of its own.
 #include <joinable/optimizer/rules.hpp>
 
 #include <algorithm>

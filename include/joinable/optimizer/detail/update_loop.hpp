@@ -13,7 +13,8 @@
 /// Update rules over registers of elements. Every product is rounded before it is added, and
 /// registers of any width do the same, including single elements. So the result has the same bits
 /// wherever an element lies in a range and whichever processor steps it. Kernels call an update
-/// with single elements.
+/// with single elements. So an update computes with `V`, which is a register or a number, by
+/// + - * / and the functions here: `V{1}` would set one lane of a register alone.
 
 namespace joinable { inline namespace v0 { namespace detail {
 

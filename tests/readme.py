@@ -20,9 +20,8 @@
 
 A block that ends with "// Output:" prints the lines behind it, one with "// Throws: E" ends by that
 exception, and no other one throws. None takes a minute, and each runs in an empty folder. A block with a Checkpoint
-is skipped where nlohmann_json is not found. Declarations are those of README.md and of the page. The pages of the guide
-are one program, because headers take most of its compile time, and so are those that --page names. README.md has its first
-code before line 25 and at most 150 lines.
+is skipped where nlohmann_json is not found. Declarations are those of README.md and of all pages, which are one program,
+because headers take most of its compile time. README.md has its first code before line 25 and at most 150 lines.
 """
 import argparse
 import pathlib
@@ -33,8 +32,10 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-GUIDE = ["examples/README.md", *sorted(f"examples/guide/{path.name}" for path in ROOT.glob("examples/guide/*.md"))]
-PAGES = ["README.md", *GUIDE, "examples/reference.md"]
+PAGES = [
+    "README.md", "examples/README.md", *sorted(f"examples/guide/{path.name}" for path in ROOT.glob("examples/guide/*.md")),
+    "examples/reference.md",
+]
 # What headers of the library need, of libraries that may be missing.
 NEEDED = {
     "joinable/checkpoint.hpp": "nlohmann/json_fwd.hpp", "joinable/gloo.hpp": "gloo/config.h",
@@ -165,7 +166,7 @@ def has_header(options, name):
 
 
 def check_fragments(blocks, options, work):
-    """One program of the fragments of a page, or of the guide."""
+    """One program of the fragments of all pages."""
     fragments = [block for block in blocks if block.is_fragment()]
     json = NEEDED["joinable/checkpoint.hpp"]
     if any("joinable::Checkpoint" in block.text for block in fragments) and not has_header(options, json):
@@ -176,7 +177,7 @@ def check_fragments(blocks, options, work):
     if not fragments:
         return []
     parts = ["#include <support/readme.hpp>\n"]
-    declaring = list(blocks_of("README.md")) + (blocks if blocks[0].page != "README.md" else [])
+    declaring = list(blocks_of("README.md")) + [block for block in blocks if block.page != "README.md"]
     parts += [block.code for block in declaring if block.is_declaration()]
     parts += [block.wrapped() for block in fragments]
     parts.append("\nint main(int, char** arguments) {\n    std::string_view const argument{arguments[1]};")
@@ -189,14 +190,6 @@ def check_fragments(blocks, options, work):
         f"-I{options.include}", f"-I{ROOT / 'tests'}", "-pthread", work / "fragments.cpp", *once, "-o", work / "fragments",
     )
     return [e for block in fragments for e in check(block, work / "fragments", block.name)]
-
-
-def programs(pages):
-    """The blocks of each program of fragments."""
-    found = {}
-    for page, blocks in pages.items():
-        found.setdefault(GUIDE[0] if page in GUIDE else page, []).extend(blocks)
-    return found.values()
 
 
 def check_sources(blocks, options, work):
@@ -289,8 +282,7 @@ errors = (check_shape(pages["README.md"]) if "README.md" in pages else []) + che
 tested = ("cmake", "cpp", "cuda", "sh")
 errors += [f"{b.place}: the language is none that is tested" for b in every if b.language not in tested]
 check_cuda(every, options, options.work)
-for blocks in programs(pages):
-    errors += check_fragments(blocks, options, options.work)
+errors += check_fragments(every, options, options.work)
 for page, blocks in pages.items():
     check_sources(blocks, options, options.work)
     errors += check_program(page, blocks, options, options.work)

@@ -447,6 +447,16 @@ MUTATIONS = [
         "communicator/algorithms/measure_costs.test.cpp", "long messages are measured*",
     ),
     Mutation(
+        "handles-of-device-memory-forget-where-it-begins", "device/cuda/shared_handle.hpp",
+        "static_cast<std::byte*>(block->data) + words[8]", "static_cast<std::byte*>(block->data)",
+        "device/cuda/shared_handle.test.cpp", "processes read and write*",
+    ),
+    Mutation(
+        "opened-device-memory-is-on-the-host", "communicator/shared_buffer.hpp",
+        "return {std::move(memory), handle.count(), device};", "return {std::move(memory), handle.count()};",
+        "device/cuda/shared_handle.test.cpp", "processes read and write*",
+    ),
+    Mutation(
         "a-mesh-wraps-around", "communicator/algorithms/detail/message_schedule.hpp",
         "rings_.push_back({stride, extent, is_mesh});", "rings_.push_back({stride, extent});",
         "communicator/algorithms/message_schedule.test.cpp", "in a mesh*",

@@ -9,3 +9,4 @@
 #include <joinable/agreement/staged_collectives.hpp>
 #include <joinable/device/cuda/copy.hpp>
 #include <joinable/device/cuda/device.hpp>
+#include <joinable/device/cuda/shared_handle.hpp>

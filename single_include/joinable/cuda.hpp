@@ -1398,6 +1398,10 @@ struct CudaBlock {
     std::chrono::nanoseconds deadline; ///< see give_back()
     cudaError_t (*free)(void*);
 
+    /// That of an arena; null if it has another kind of memory.
+    [[nodiscard]] static CudaBlock const* of(Arena const& arena) noexcept {
+        return static_cast<CudaBlock const*>(arena.context_of(&release));
+    }
     static void release(void* context, std::byte*, std::size_t) noexcept {
         std::unique_ptr<CudaBlock const> const block{static_cast<CudaBlock*>(context)};
         give_back(block->device, block->deadline, [data = block->data, free = block->free] {
@@ -1777,6 +1781,109 @@ private:
     std::vector<detail::CudaCopy> queue_;   ///< since the last submission
     std::vector<detail::CudaCopy> running_; ///< of the last submission
     detail::Scratch partials_{*this};       ///< of sums of squares
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/device/cuda/shared_handle.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// Names the elements of a SharedBuffer in memory of a CUDA device for other processes of this machine, as
+/// SharedHandle does for host memory: `buffer.handle<CudaSharedHandle>()` makes it, and
+/// `SharedBuffer<T>::open(handle)` opens it, on the current device of the thread. The memory is an arena that
+/// CudaDevice::allocate() has made:
+///
+///     SharedBuffer<float> weights{device.allocate(count * sizeof(float), 256), count, device.id()};
+///
+/// A plain value of eleven numbers that models Tensor, as in `broadcast(comm, handle, 0)`. A process that has it may read and
+/// write the elements: CUDA asks for no secret and no user.
+///
+/// The buffer on which handle() was called must outlive all that were opened: CUDA calls it undefined to free
+/// memory that another process still has open. A barrier between their ends orders them.
+struct CudaSharedHandle {
+    /// CUDA's handle of the allocation, where in it the elements begin, their number, and the bytes of one. Zeros: no
+    /// handle.
+    std::array<std::uint64_t, 11> words{};
+
+    [[nodiscard]] std::size_t count() const noexcept { return static_cast<std::size_t>(words[9]); }
+
+    /// For SharedBuffer. Local.
+    /// @throws ContractViolation   CudaDevice::allocate() has not made the memory, or another process has.
+    /// @throws CommunicationError  CUDA refuses.
+    [[nodiscard]] static CudaSharedHandle
+    of(Arena const& memory, std::size_t count, std::size_t element_bytes) {
+        auto const* const block = detail::CudaBlock::of(memory);
+        if (block == nullptr || block->free != &cudaFree) {
+            throw ContractViolation{
+                count == 0
+                    ? "SharedBuffer::handle(): the buffer has no elements, which no process can open"
+                : block == nullptr
+                    ? "SharedBuffer::handle(): the elements are not of CudaDevice::allocate(); a handle of "
+                      "host memory is SharedHandle"
+                    : "SharedBuffer::handle(): another process has made the memory; take that one's handle"
+            };
+        }
+        detail::CurrentCudaDevice const current{block->device};
+        cudaIpcMemHandle_t of_allocation{};
+        detail::require_cuda(
+            cudaIpcGetMemHandle(&of_allocation, block->data), "cudaIpcGetMemHandle"
+        );
+        static_assert(sizeof of_allocation == 8 * sizeof(std::uint64_t));
+        CudaSharedHandle handle;
+        std::memcpy(handle.words.data(), &of_allocation, sizeof of_allocation);
+        handle.words[8] =
+            static_cast<std::uint64_t>(memory.data() - static_cast<std::byte const*>(block->data));
+        handle.words[9] = count;
+        handle.words[10] = element_bytes;
+        return handle;
+    }
+    /// For SharedBuffer. Local; CUDA waits for no other process.
+    [[nodiscard]] Arena open(std::size_t element_bytes, std::chrono::nanoseconds) const {
+        if (count() == 0 || words[10] != element_bytes) {
+            throw ContractViolation{
+                count() == 0
+                    ? "SharedBuffer::open(): the handle is empty; give one that handle() has made"
+                    : detail::concat(
+                          "SharedBuffer::open(): expected a handle of elements of ",
+                          element_bytes,
+                          " bytes, but its elements have ",
+                          words[10],
+                          ": open it with the element type with which the buffer was made"
+                      )
+            };
+        }
+        int device = 0;
+        detail::require_cuda(cudaGetDevice(&device), "cudaGetDevice");
+        detail::CurrentCudaDevice const current{device};
+        cudaIpcMemHandle_t of_allocation{};
+        std::memcpy(&of_allocation, words.data(), sizeof of_allocation);
+        auto block = std::make_unique<detail::CudaBlock>(
+            detail::CudaBlock{nullptr, device, std::chrono::minutes{5}, &cudaIpcCloseMemHandle}
+        );
+        detail::require_cuda(
+            cudaIpcOpenMemHandle(&block->data, of_allocation, cudaIpcMemLazyEnablePeerAccess),
+            "cudaIpcOpenMemHandle, which opens memory of another process that has not freed it,"
+        );
+        std::byte* const data = static_cast<std::byte*>(block->data) + words[8];
+        return {data, count() * element_bytes, &detail::CudaBlock::release, block.release()};
+    }
+    /// For SharedBuffer: where an arena of open() is.
+    [[nodiscard]] static DeviceId device_of(Arena const& opened) noexcept {
+        return {DeviceKind::cuda, detail::CudaBlock::of(opened)->device};
+    }
+};
+
+template <>
+struct tensor_traits<CudaSharedHandle> {
+    using value_type = std::uint64_t;
+    static std::uint64_t* data(CudaSharedHandle& handle) noexcept { return handle.words.data(); }
+    static std::uint64_t const* data(CudaSharedHandle const& handle) noexcept {
+        return handle.words.data();
+    }
+    static std::array<std::size_t, 1> extents(CudaSharedHandle const& handle) noexcept {
+        return {{handle.words.size()}};
+    }
 };
 
 }} // namespace joinable::v0

@@ -58,16 +58,18 @@ public:
     using value_type = T;
 
     SharedBuffer() = default; ///< no elements
-    /// For shared_buffer(). @pre `memory` has room for `count` elements
-    SharedBuffer(Arena memory, std::size_t count) noexcept
-        : memory_{std::move(memory)}, count_{count} {
+    /// For shared_buffer(), and for memory of a device. @pre `memory` is there, with room for `count` elements
+    SharedBuffer(Arena memory, std::size_t count, DeviceId device = {}) noexcept
+        : memory_{std::move(memory)}, count_{count}, device_{device} {
         detail::check_shared_element<T>();
     }
     SharedBuffer(SharedBuffer&& other) noexcept
-        : memory_{std::move(other.memory_)}, count_{std::exchange(other.count_, 0)} {}
+        : memory_{std::move(other.memory_)}, count_{std::exchange(other.count_, 0)},
+          device_{other.device_} {}
     SharedBuffer& operator=(SharedBuffer&& other) noexcept {
         memory_ = std::move(other.memory_);
         count_ = std::exchange(other.count_, 0);
+        device_ = other.device_;
         return *this;
     }
     ~SharedBuffer() = default;
@@ -89,7 +91,7 @@ public:
             return Handle::of(memory_, count_, sizeof(T));
         }
     }
-    /// With <joinable/shared_memory.hpp>: the elements of a handle. Local; waits at most for `patience`. The
+    /// With <joinable/shared_memory.hpp>, or a CudaSharedHandle of <joinable/cuda.hpp>: the elements of a handle. Local; waits at most for `patience`. The
     /// buffer on which handle() was called must live meanwhile, not afterwards.
     /// @throws ContractViolation   the handle is empty, or of elements of another size.
     /// @throws CommunicationError  that buffer no longer exists, is in another network namespace (as that of
@@ -98,11 +100,19 @@ public:
     template <class Handle>
     [[nodiscard]] static SharedBuffer
     open(Handle const& handle, std::chrono::nanoseconds patience = std::chrono::seconds{10}) {
-        return {handle.open(sizeof(T), patience), handle.count()};
+        Arena memory = handle.open(sizeof(T), patience);
+        if constexpr (requires { Handle::device_of(memory); }) {
+            DeviceId const device = Handle::device_of(memory);
+            return {std::move(memory), handle.count(), device};
+        } else {
+            return {std::move(memory), handle.count()};
+        }
     }
 
     [[nodiscard]] T* data() const noexcept { return reinterpret_cast<T*>(memory_.data()); }
     [[nodiscard]] std::size_t size() const noexcept { return count_; }
+    /// Where the elements are. The host reads and writes only its own.
+    [[nodiscard]] DeviceId device() const noexcept { return device_; }
     [[nodiscard]] T* begin() const noexcept { return data(); }
     [[nodiscard]] T* end() const noexcept { return data() + count_; }
     /// @pre i < size()
@@ -111,6 +121,7 @@ public:
 private:
     Arena memory_;
     std::size_t count_ = 0;
+    DeviceId device_;
 };
 
 template <Element U>
@@ -120,6 +131,7 @@ struct tensor_traits<SharedBuffer<U>> {
     static std::array<std::size_t, 1> extents(SharedBuffer<U> const& t) noexcept {
         return {{t.size()}};
     }
+    static DeviceId device(SharedBuffer<U> const& t) noexcept { return t.device(); }
 };
 
 /// Makes `count` zeroed elements that all ranks of `comm` share. Collective; blocks. `count` is the

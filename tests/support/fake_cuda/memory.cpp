@@ -76,6 +76,10 @@ cudaError_t cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream)
         if (*data == nullptr) {
             return cudaErrorMemoryAllocation;
         }
+        {
+            std::lock_guard const lock{runtime().mutex};
+            runtime().allocations[static_cast<std::byte*>(*data)].is_of_a_pool = true;
+        }
         auto const error =
             launch(stream, [memory = *data, bytes] { std::memset(memory, poison, bytes); });
         if (error != cudaSuccess) {

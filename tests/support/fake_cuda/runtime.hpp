@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <map>
@@ -11,6 +12,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -33,7 +35,19 @@ struct Allocation {
     std::size_t bytes;
     int device;
     cudaMemoryType type;
+    int file = -1;             ///< the memory's own, once another process may open it
+    bool is_of_a_pool = false; ///< then none may
 };
+/// Memory of another process, from cudaIpcOpenMemHandle.
+struct Opened {
+    std::byte* data;
+    std::size_t bytes;
+    int file;
+    std::size_t times;
+};
+
+/// Takes shared pages from an allocation, whose memory is the process's own again.
+void unshare(std::byte* data, Allocation const& allocation);
 
 /// All that is alive. Never destroyed: threads of streams may outlive main().
 struct Runtime {
@@ -45,6 +59,7 @@ struct Runtime {
     std::set<CUevent_st*> events;
     std::set<CUgraph_st*> graphs;
     std::set<CUgraphExec_st*> executables;
+    std::map<std::pair<std::uint64_t, int>, Opened> opened; ///< by the file's inode and the device
     std::map<std::string, std::size_t> calls;
     std::map<int, std::shared_ptr<CUstream_st>> null_streams; ///< by device
     std::set<std::shared_ptr<Capture>> captures;
@@ -119,7 +134,8 @@ struct Runtime {
         return byte < found->first + found->second.bytes ? found : allocations.end();
     }
     std::byte* allocate(std::size_t bytes, int device, cudaMemoryType type) {
-        constexpr std::size_t alignment = 256; // as cudaMalloc
+        // More than cudaMalloc's 256: the pages are the allocation's alone, so that they can be shared.
+        constexpr std::size_t alignment = 4096;
         std::size_t const room = (bytes + alignment - 1) / alignment * alignment;
         auto* const data = static_cast<std::byte*>(std::aligned_alloc(alignment, room));
         if (data != nullptr) {
@@ -136,7 +152,11 @@ struct Runtime {
             return -1;
         }
         auto const bytes = static_cast<std::ptrdiff_t>(found->second.bytes);
+        Allocation const forgotten = found->second;
         allocations.erase(found);
+        if (forgotten.file >= 0) {
+            unshare(static_cast<std::byte*>(data), forgotten);
+        }
         return bytes;
     }
 };

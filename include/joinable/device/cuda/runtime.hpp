@@ -220,6 +220,10 @@ struct CudaBlock {
     std::chrono::nanoseconds deadline; ///< see give_back()
     cudaError_t (*free)(void*);
 
+    /// That of an arena; null if it has another kind of memory.
+    [[nodiscard]] static CudaBlock const* of(Arena const& arena) noexcept {
+        return static_cast<CudaBlock const*>(arena.context_of(&release));
+    }
     static void release(void* context, std::byte*, std::size_t) noexcept {
         std::unique_ptr<CudaBlock const> const block{static_cast<CudaBlock*>(context)};
         give_back(block->device, block->deadline, [data = block->data, free = block->free] {

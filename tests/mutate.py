@@ -432,16 +432,6 @@ MUTATIONS = [
         "communicator/algorithms/measure_costs.test.cpp", "measured costs are*",
     ),
     Mutation(
-        "messages-that-pass-each-other-cost-nothing-more", "communicator/algorithms/plan.hpp",
-        "message_seconds + both_ways * weighed(bytes)", "message_seconds + weighed(bytes)",
-        "communicator/algorithms/plan.test.cpp", "*",
-    ),
-    Mutation(
-        "pieces-always-overlap", "communicator/algorithms/plan.hpp",
-        "costs.overlap * (std::min)(send, combine)", "(std::min)(send, combine)",
-        "communicator/algorithms/plan.test.cpp", "*",
-    ),
-    Mutation(
         "slow-links-are-made-to-carry-long-messages", "communicator/algorithms/measure_costs.hpp",
         "cached * times_longer * 3 > patience", "false",
         "communicator/algorithms/measure_costs.test.cpp", "long messages are measured*",

@@ -193,7 +193,7 @@ def check_fragments(blocks, options, work):
 
 
 def check_sources(blocks, options, work):
-    """One source file of a page's blocks that include other libraries."""
+    """One source file of the blocks that include other libraries. The definitions of the library are compiled elsewhere."""
     found = []
     for block in blocks:
         if block.is_source():
@@ -207,7 +207,7 @@ def check_sources(blocks, options, work):
         build(
             options.compiler, *options.options.split(), "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
             f"-I{options.include}", *system_headers(options), "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX",
-            work / "sources.cpp",
+            "-DJOINABLE_SEPARATE_COMPILATION", work / "sources.cpp",
         )
 
 
@@ -283,8 +283,8 @@ tested = ("cmake", "cpp", "cuda", "sh")
 errors += [f"{b.place}: the language is none that is tested" for b in every if b.language not in tested]
 check_cuda(every, options, options.work)
 errors += check_fragments(every, options, options.work)
+check_sources(every, options, options.work)
 for page, blocks in pages.items():
-    check_sources(blocks, options, options.work)
     errors += check_program(page, blocks, options, options.work)
 for error in errors:
     print(error, file=sys.stderr)

@@ -4,9 +4,9 @@
 // The command line.
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -61,13 +61,15 @@ CLI::Validator one_of(std::map<std::string, Choice> const& choices) {
     };
 }
 
-/// Accepts finite numbers of at least 0, or above 0. CLI11's own checks accept NaN, and let a std::size_t be -5.
+/// Accepts numbers that a float holds, of at least 0 or above 0. CLI11's own checks accept NaN, and let a
+/// std::size_t be -5.
 inline CLI::Validator number(bool may_be_zero) {
     return CLI::Validator{
         [=](std::string& word) {
             char* end = nullptr;
             double const value = std::strtod(word.c_str(), &end);
-            bool const is_number = end != word.c_str() && *end == '\0' && std::isfinite(value);
+            bool const is_number =
+                end != word.c_str() && *end == '\0' && value <= std::numeric_limits<float>::max();
             return is_number && (value > 0 || (value == 0 && may_be_zero))
                        ? std::string{}
                        : word + " is not allowed; give a number " +
@@ -244,6 +246,7 @@ inline void add_training_options(CLI::App& app, Options& options) {
         )
         .transform(one_of(reductions));
     group.add("--density", options.density, "X", "The part of the elements that topk sends.")
+        .check(number(false))
         .check(CLI::Range(1e-6, 1.0));
     group.add("--vectors", options.vectors, "N", "How many of each matrix powersgd sends.")
         .check(CLI::Range(1, 64));
@@ -258,6 +261,7 @@ inline void add_training_options(CLI::App& app, Options& options) {
         )
         .check(number(false));
     group.add("--momentum", options.momentum, "X", "Momentum of sgd, 0 to 1.")
+        .check(number(true))
         .check(CLI::Range(0.0, 1.0));
     group.add("--seed", options.seed, "N", "Decides the first parameters and the order of batches.")
         .check(number(true));

@@ -4,6 +4,7 @@
 // What a training is asked for and what it finds. It needs nothing of the library, so it costs nothing to
 // include.
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -72,7 +73,7 @@ struct Options {
     }
     [[nodiscard]] std::chrono::nanoseconds deadline() const {
         return std::chrono::duration_cast<std::chrono::nanoseconds>(
-            std::chrono::duration<double>{patience}
+            std::chrono::duration<double>{(std::min)(patience, 3e7)} // a year is for ever
         );
     }
 

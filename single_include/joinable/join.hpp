@@ -9794,11 +9794,12 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
         throw ContractViolation{concat_missing(
             is_frozen_now && graph_
                 ? "parameters that were in the first iteration are frozen now, but with static_graph all "
-                  "iterations use the same parameters; turn it off and find_unused on, or call refresh() of a "
-                  "DistributedDataParallel"
+                  "iterations use the same parameters; turn it off and find_unused on, or list them again: by "
+                  "refresh() of a model that has it, else in a new one"
             : is_frozen_now
                 ? "parameters that were trained when they were listed are frozen now, so not all gradients became "
-                  "ready; turn the option find_unused on, or call refresh() of a DistributedDataParallel"
+                  "ready; turn the option find_unused on, or list them again: by refresh() of a model "
+                  "that has it, else in a new one"
             : graph_
                 ? "parameters are not used, but were in the first iteration: with "
                   "static_graph all iterations use the same parameters; turn it off and find_unused on"
@@ -28935,6 +28936,8 @@ template <class Range>
         return Shard<detail::Kept<Range>, detail::Stride>{
             detail::keep(std::forward<Range>(range)), positions
         };
+    } else {
+        return std::span<int const>{}; // a loop over it adds no error of its own
     }
 }
 
@@ -28964,6 +28967,8 @@ template <class Range>
             detail::keep(std::forward<Range>(range)),
             std::vector<std::size_t>(dealt.begin(), dealt.end())
         };
+    } else {
+        return std::span<int const>{};
     }
 }
 

@@ -3,5 +3,7 @@
 #include <joinable/join.hpp>
 
 int main() {
-    (void)joinable::shard(5, {0, 2});
+    for (int const input : joinable::shard(5, {0, 2})) {
+        (void)input;
+    }
 }

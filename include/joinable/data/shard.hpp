@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <iterator>
 #include <memory>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -221,6 +222,8 @@ template <class Range>
         return Shard<detail::Kept<Range>, detail::Stride>{
             detail::keep(std::forward<Range>(range)), positions
         };
+    } else {
+        return std::span<int const>{}; // a loop over it adds no error of its own
     }
 }
 
@@ -250,6 +253,8 @@ template <class Range>
             detail::keep(std::forward<Range>(range)),
             std::vector<std::size_t>(dealt.begin(), dealt.end())
         };
+    } else {
+        return std::span<int const>{};
     }
 }
 

@@ -196,6 +196,22 @@ TEST_CASE("a rank that does not come is missed in a split or a share, not in wha
     }
 }
 
+TEST_CASE("a collective after a split is called by its own name") {
+    run_mpi_groups({2, 4}, [&](MPI_Comm group) {
+        MpiCommunicator comm{group, {.patience = std::chrono::seconds{40}}};
+        static_cast<void>(comm.split(0, 0)); // the barrier takes over its operation
+        comm.set_deadline(std::chrono::milliseconds{100});
+        if (comm.rank() == 1) {
+            wait_until([&] { return comm.is_aborted(); });
+            return;
+        }
+        auto const failure = thrown_by<joinable::TimedOut>([&] { comm.barrier(); });
+        std::string const text = failure.what();
+        CHECK(text.find("split") == std::string::npos);
+        CHECK(text.substr(text.rfind(" waits in ")) == " waits in barrier");
+    });
+}
+
 TEST_CASE("an abort of a group does not reach the one that it was split from") {
     run_mpi_ranks({2, 3, 4, 8}, [](MpiCommunicator& comm) {
         {

@@ -210,6 +210,7 @@ public:
         }
         MpiOperation& operation = *free_.back();
         free_.pop_back();
+        operation.called = {};
         operation.peer = -1;
         operation.polled = {};
         operation.question = {};

@@ -432,6 +432,11 @@ MUTATIONS = [
         "communicator/algorithms/measure_costs.test.cpp", "measured costs are*",
     ),
     Mutation(
+        "overlap-is-not-measured", "communicator/algorithms/measure_costs.hpp",
+        "costs.overlap = overlap_of(exchanged, combine, median_of(exchange_and_addition));", "",
+        "communicator/algorithms/measure_costs.test.cpp", "what an addition adds*",
+    ),
+    Mutation(
         "slow-links-are-made-to-carry-long-messages", "communicator/algorithms/measure_costs.hpp",
         "cached * times_longer * 3 > patience", "false",
         "communicator/algorithms/measure_costs.test.cpp", "long messages are measured*",

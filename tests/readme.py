@@ -178,8 +178,9 @@ def check_fragments(blocks, options, work):
         return []
     parts = ["#include <support/readme.hpp>\n"]
     declaring = list(blocks_of("README.md")) + [block for block in blocks if block.page != "README.md"]
-    parts += [block.code for block in declaring if block.is_declaration()]
-    parts += [block.wrapped() for block in fragments]
+    for page in dict.fromkeys(block.page for block in declaring): # a page sees no declarations of later ones
+        parts += [block.code for block in declaring if block.page == page and block.is_declaration()]
+        parts += [block.wrapped() for block in fragments if block.page == page]
     parts.append("\nint main(int, char** arguments) {\n    std::string_view const argument{arguments[1]};")
     parts += [block.call() for block in fragments]
     parts.append("\n}\n")
@@ -193,7 +194,7 @@ def check_fragments(blocks, options, work):
 
 
 def check_sources(blocks, options, work):
-    """One source file of the blocks that include other libraries. The definitions of the library are compiled elsewhere."""
+    """One source file of the blocks of a page that include other libraries. The definitions of the library are compiled elsewhere."""
     found = []
     for block in blocks:
         if block.is_source():
@@ -283,8 +284,8 @@ tested = ("cmake", "cpp", "cuda", "sh")
 errors += [f"{b.place}: the language is none that is tested" for b in every if b.language not in tested]
 check_cuda(every, options, options.work)
 errors += check_fragments(every, options, options.work)
-check_sources(every, options, options.work)
 for page, blocks in pages.items():
+    check_sources(blocks, options, options.work)
     errors += check_program(page, blocks, options, options.work)
 for error in errors:
     print(error, file=sys.stderr)

@@ -247,7 +247,7 @@ inline void add_training_options(CLI::App& app, Options& options) {
         .transform(one_of(reductions));
     group.add("--density", options.density, "X", "The part of the elements that topk sends.")
         .check(number(false))
-        .check(CLI::Range(1e-6, 1.0));
+        ->check(CLI::Range(1e-6, 1.0));
     group.add("--vectors", options.vectors, "N", "How many of each matrix powersgd sends.")
         .check(CLI::Range(1, 64));
     group.add("--period", options.period, "N", "Rounds from one average of local to the next.")
@@ -262,7 +262,7 @@ inline void add_training_options(CLI::App& app, Options& options) {
         .check(number(false));
     group.add("--momentum", options.momentum, "X", "Momentum of sgd, 0 to 1.")
         .check(number(true))
-        .check(CLI::Range(0.0, 1.0));
+        ->check(CLI::Range(0.0, 1.0));
     group.add("--seed", options.seed, "N", "Decides the first parameters and the order of batches.")
         .check(number(true));
     group

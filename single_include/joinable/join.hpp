@@ -27654,7 +27654,7 @@ template <class T>
 
 /// One rank's handle to elements that all ranks see. shared_buffer() makes it; the elements start
 /// as zeros. Like a view, a const handle gives access to mutable elements. The elements live until
-/// the last handle is destroyed, even after ranks and communicators have ended. It models Tensor.
+/// the last handle is destroyed (memory of a device: until the one that made it is), even after ranks and communicators have ended. It models Tensor.
 ///
 /// Each rank that passes it as the output of a collective writes the result when its own part
 /// completes. Pass it on one rank only, or call barrier() before anything else is written there.
@@ -27700,8 +27700,9 @@ public:
             return Handle::of(memory_, count_, sizeof(T));
         }
     }
-    /// With <joinable/shared_memory.hpp>, or a CudaSharedHandle of <joinable/cuda.hpp>: the elements of a handle. Local; waits at most for `patience`. The
-    /// buffer on which handle() was called must live meanwhile, not afterwards.
+    /// With <joinable/shared_memory.hpp>, or a CudaSharedHandle of <joinable/cuda.hpp>: the elements of a handle.
+    /// Local; waits at most for `patience`. The buffer on which handle() was called must live meanwhile, not
+    /// afterwards; that of a CudaSharedHandle must outlive all that were opened, and CUDA takes what time it takes.
     /// @throws ContractViolation   the handle is empty, or of elements of another size.
     /// @throws CommunicationError  that buffer no longer exists, is in another network namespace (as that of
     ///                             another container), belongs to another user, does not answer, or was

@@ -25,7 +25,8 @@ void copy_rows(
 
 bool is_pageable(void const* memory) {
     std::lock_guard const lock{runtime().mutex};
-    return runtime().containing(memory) == runtime().allocations.end();
+    return runtime().containing(memory) == runtime().allocations.end() &&
+           !runtime().device_of_opened(memory);
 }
 
 } // namespace

@@ -149,6 +149,12 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, void con
         std::lock_guard const lock{runtime().mutex};
         auto const found = runtime().containing(pointer);
         *attributes = {};
+        if (auto const device = runtime().device_of_opened(pointer)) {
+            attributes->type = cudaMemoryTypeDevice;
+            attributes->device = *device;
+            attributes->devicePointer = address;
+            return cudaSuccess;
+        }
         if (found == runtime().allocations.end()) {
             attributes->type = cudaMemoryTypeUnregistered;
             attributes->device = -2; // cudaInvalidDeviceId

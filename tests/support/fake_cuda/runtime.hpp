@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -132,6 +133,16 @@ struct Runtime {
         }
         --found;
         return byte < found->first + found->second.bytes ? found : allocations.end();
+    }
+    /// The device on which memory of another process is open here.
+    [[nodiscard]] std::optional<int> device_of_opened(void const* address) const {
+        auto const* const byte = static_cast<std::byte const*>(address);
+        for (auto const& [key, one] : opened) {
+            if (byte >= one.data && byte < one.data + one.bytes) {
+                return key.second;
+            }
+        }
+        return std::nullopt;
     }
     std::byte* allocate(std::size_t bytes, int device, cudaMemoryType type) {
         // More than cudaMalloc's 256: the pages are the allocation's alone, so that they can be shared.

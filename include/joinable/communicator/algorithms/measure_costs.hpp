@@ -219,8 +219,9 @@ private:
 /// of caches, 16 MiB, for uncached. A rank that is alone sends nothing, and keeps the defaults of all but combine_seconds.
 ///
 /// Collective; returns the same numbers on all ranks. No message with tag 0 or with a tag of a
-/// MessageCommunicator may be under way. Takes some milliseconds in shared memory, at most about
-/// half a second a round elsewhere, unless three messages of 1 MiB take longer.
+/// MessageCommunicator may be under way. Takes up to half a second and a quarter more a round in
+/// shared memory, up to a second a round elsewhere, unless three messages of 1 MiB take longer. Allocates 64 MiB a rank
+/// where links are fast.
 /// @throws what messages throw; then all ranks throw, as from collectives of a MessageCommunicator.
 template <class Clock = std::chrono::steady_clock, class Comm>
 [[nodiscard]] MessageCosts measure_costs(Comm& comm) {

@@ -27,10 +27,11 @@ namespace joinable { inline namespace v0 {
 ///     SharedBuffer<float> weights{device.allocate(count * sizeof(float), 256), count, device.id()};
 ///
 /// A plain value of eleven numbers that models Tensor, as in `broadcast(comm, handle, 0)`. A process that has it may read and
-/// write the elements: CUDA asks for no secret and no user.
+/// write the elements, and other allocations in the same 2 MiB: CUDA asks for no secret and no user.
 ///
 /// The buffer on which handle() was called must outlive all that were opened: CUDA calls it undefined to free
-/// memory that another process still has open. A barrier between their ends orders them.
+/// memory that another process still has open. Wait for the device (`cudaDeviceSynchronize()`) before an opened
+/// buffer ends, as its destructor waits for a busy device a second at most; then a barrier orders their ends.
 struct CudaSharedHandle {
     /// CUDA's handle of the allocation, where in it the elements begin, their number, and the bytes of one. Zeros: no
     /// handle.
@@ -48,7 +49,7 @@ struct CudaSharedHandle {
             throw ContractViolation{
                 count == 0
                     ? "SharedBuffer::handle(): the buffer has no elements, which no process can open"
-                : block == nullptr
+                : block == nullptr || block->free != &close
                     ? "SharedBuffer::handle(): the elements are not of CudaDevice::allocate(); a handle of "
                       "host memory is SharedHandle"
                     : "SharedBuffer::handle(): another process has made the memory; take that one's handle"
@@ -89,7 +90,7 @@ struct CudaSharedHandle {
         cudaIpcMemHandle_t of_allocation{};
         std::memcpy(&of_allocation, words.data(), sizeof of_allocation);
         auto block = std::make_unique<detail::CudaBlock>(
-            detail::CudaBlock{nullptr, device, std::chrono::minutes{5}, &cudaIpcCloseMemHandle}
+            detail::CudaBlock{nullptr, device, std::chrono::minutes{5}, &close}
         );
         detail::require_cuda(
             cudaIpcOpenMemHandle(&block->data, of_allocation, cudaIpcMemLazyEnablePeerAccess),
@@ -101,6 +102,13 @@ struct CudaSharedHandle {
     /// For SharedBuffer: where an arena of open() is.
     [[nodiscard]] static DeviceId device_of(Arena const& opened) noexcept {
         return {DeviceKind::cuda, detail::CudaBlock::of(opened)->device};
+    }
+
+private:
+    /// Closing does not wait for work that uses the memory, as freeing does.
+    static cudaError_t close(void* data) {
+        static_cast<void>(cudaDeviceSynchronize());
+        return cudaIpcCloseMemHandle(data);
     }
 };
 

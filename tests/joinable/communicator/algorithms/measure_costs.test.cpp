@@ -169,6 +169,15 @@ TEST_CASE("messages that pass each other take the time that they are measured to
     }
 }
 
+TEST_CASE("what an addition adds to an exchange is measured") {
+    run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
+        int sent = 0; // so exchanges beside an addition, which are the last ones, take longer
+        MessageCosts const found =
+            measured(comm, 1e-6, [&](int, int) { return MessageCosts{1e-3 * ++sent, 1e12, 0}; });
+        CHECK(found.overlap == 0);
+    });
+}
+
 TEST_CASE("long messages are measured where they are as fast as memory, and cost what they take") {
     struct Case {
         MessageCosts link;

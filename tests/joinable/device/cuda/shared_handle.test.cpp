@@ -13,11 +13,13 @@
 
 #include <csignal>
 #include <cuda_runtime_api.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/hang.hpp>
 #include <support/process_ranks.hpp>
 
 #include <joinable/communicator/collectives.hpp>
@@ -157,23 +159,31 @@ TEST_CASE("a handle of memory that was freed, or of this process, is refused, an
 }
 
 TEST_CASE("memory of a process that is killed is closed as any other, and cannot be opened again") {
+    joinable_tests::Alarm const at_hang;
     std::array<int, 2> pipe{};
     REQUIRE(::pipe(pipe.data()) == 0);
     pid_t const maker = ::fork();
     if (maker == 0) {
-        auto const made = allocated(4);
-        made.data()[3] = 9;
-        CudaSharedHandle const handle = made.handle<CudaSharedHandle>();
-        (void)!::write(pipe[1], handle.words.data(), sizeof handle.words);
-        for (;;) {
-            ::pause();
+        try {
+            ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+            auto const made = allocated(4);
+            made.data()[3] = 9;
+            CudaSharedHandle const handle = made.handle<CudaSharedHandle>();
+            (void)!::write(pipe[1], handle.words.data(), sizeof handle.words);
+            for (;;) {
+                ::pause();
+            }
+        } catch (...) {
+            ::_exit(1); // and not the rest of the tests
         }
     }
+    ::close(pipe[1]);
     CudaSharedHandle handle;
     REQUIRE(::read(pipe[0], handle.words.data(), sizeof handle.words) == sizeof handle.words);
     REQUIRE(cudaSetDevice(second.index) == cudaSuccess);
     {
         auto const opened = SharedBuffer<float>::open(handle);
+        CHECK(CudaDevice{0, nullptr, nullptr}.id_of(opened.data()) == second);
         ::kill(maker, SIGKILL);
         ::waitpid(maker, nullptr, 0);
         CHECK(opened.data()[3] == 9); // the fake's pages; CUDA does not say what is there
@@ -181,7 +191,6 @@ TEST_CASE("memory of a process that is killed is closed as any other, and cannot
     CHECK_THROWS_AS((void)SharedBuffer<float>::open(handle), CommunicationError);
     REQUIRE(cudaSetDevice(0) == cudaSuccess);
     ::close(pipe[0]);
-    ::close(pipe[1]);
 }
 
 TEST_CASE("mistakes with handles of device memory are answered in a sentence") {

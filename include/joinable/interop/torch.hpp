@@ -8,6 +8,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -284,23 +285,25 @@ public:
             if (at::Tensor const& tensor = parameters[i].tensor; tensor.requires_grad()) {
                 // Held, or each graph would make a new node without the hook.
                 TorchNode node = ::torch::autograd::impl::grad_accumulator(tensor);
-                auto const hook = node->add_post_hook(std::make_unique<TorchHook>([this, ready, i] {
-                    order_caller();
-                    ready(i);
-                }));
+                c10::Device const device = tensor.device();
+                auto const hook =
+                    node->add_post_hook(std::make_unique<TorchHook>([this, ready, i, device] {
+                        order_caller(device);
+                        ready(i);
+                    }));
                 watched_.push_back({tensor, std::move(node), hook, i});
             }
         }
     }
 
-    /// A forward pass begins on the current stream, on which gradients will be reduced.
+    /// A forward pass begins on the current stream of each device, on which gradients will be reduced.
     void begin_pass() {
-        auto const on_device =
-            std::find_if(watched_.begin(), watched_.end(), [](Watched const& watched) {
-                return !watched.tensor.device().is_cpu();
-            });
-        if (on_device != watched_.end()) {
-            caller_ = current_stream(on_device->tensor.device());
+        callers_.clear();
+        for (Watched const& watched : watched_) {
+            c10::Device const device = watched.tensor.device();
+            if (!device.is_cpu() && caller_of(device) == callers_.end()) {
+                callers_.push_back(current_stream(device));
+            }
         }
     }
 
@@ -365,22 +368,29 @@ private:
         return c10::impl::VirtualGuardImpl{device.type()}.getStream(device);
     }
 
+    [[nodiscard]] std::vector<c10::Stream>::const_iterator caller_of(c10::Device device) const {
+        return std::find_if(callers_.begin(), callers_.end(), [&](c10::Stream const& caller) {
+            return caller.device() == device;
+        });
+    }
+
     /// Autograd adds to a gradient on the stream on which watch() was called, and makes the caller's
     /// stream wait for that only when the whole backward pass has run.
-    void order_caller() const {
-        if (!caller_) {
+    void order_caller(c10::Device device) const {
+        auto const caller = caller_of(device);
+        if (caller == callers_.end()) {
             return;
         }
-        c10::Stream const writer = current_stream(caller_->device());
-        if (writer != *caller_) {
+        c10::Stream const writer = current_stream(device);
+        if (writer != *caller) {
             c10::Event written{writer.device_type()};
             written.record(writer);
-            caller_->wait(written);
+            caller->wait(written);
         }
     }
 
     std::vector<Watched> watched_;
-    std::optional<c10::Stream> caller_; ///< none: all is in host memory
+    std::vector<c10::Stream> callers_; ///< of each device but the host
 };
 
 /// Hooks on the outputs of a pass. Those of most end with the graph. A leaf, such as an input that
@@ -785,6 +795,7 @@ private:
         gradients_.watch(parameters_, [this](std::size_t i) { on_gradient(i); });
     }
     void on_gradient(std::size_t i) {
+        std::lock_guard const lock{in_use_};
         require_no_graph(i);
         begin_reduction();
         is_ready_[i] = true;
@@ -858,6 +869,8 @@ private:
     void expect_end() {
         expects_end_ = true;
         ::torch::autograd::Engine::get_default_engine().queue_callback([this] {
+            std::lock_guard const lock{in_use_
+            }; // a pass within another one ends while that goes on
             expects_end_ = false;
             if (std::exchange(is_reducing_, false)) {
                 mark_unused();
@@ -909,6 +922,7 @@ private:
             followed_.follow(tensors, [this, life = life_](at::Tensor const&) {
                 life->require();
                 if (life->state == Life::State::lasts && gradients_.are_accumulated()) {
+                    std::lock_guard const lock{in_use_};
                     expect_end();
                     if (finds_unused_ || steps_unused_) { // the graph may reach no parameter
                         begin_reduction();
@@ -928,6 +942,7 @@ private:
                 " was destroyed before this backward pass, which needs its values; keep it until then"
             )};
         }
+        std::lock_guard const lock{in_use_};
         if (!is_reducing_) {
             this->guarded([&] {
                 if (!gradients_.are_accumulated()) {
@@ -959,6 +974,8 @@ private:
     bool finds_unused_; ///< in each pass; a static graph finds them in its first round
     bool steps_unused_;
     std::string_view or_refresh_;
+    /// Held by all that autograd calls, which has a thread for each CUDA device.
+    std::recursive_mutex in_use_;
     bool is_reducing_ = false; ///< in a backward pass
     bool expects_end_ = false;
     std::vector<bool> is_ready_; ///< of each parameter, in this backward pass
@@ -997,7 +1014,8 @@ BufferList buffers(Module&& module) {
 /// joinable::DistributedDataParallel of a torch::nn::Module. Autograd tells it when a gradient is
 /// final, so a backward pass needs only `loss.backward()`. The documentation of the base class
 /// applies here, too. Over NCCL, the stream of NcclCollectives::set_stream() must be libtorch's
-/// current one: set both, the latter by a c10::cuda::CUDAStreamGuard around the passes.
+/// current one: set both, the latter by a c10::cuda::CUDAStreamGuard around the passes. Over a
+/// PerDevice this holds for each device: c10::cuda::CUDAMultiStreamGuard sets the streams of all.
 ///
 /// | torch                                  | here                                                             |
 /// |----------------------------------------|------------------------------------------------------------------|

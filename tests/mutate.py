@@ -488,6 +488,18 @@ MUTATIONS = [
         "interop/torch.test.cpp", "a layer that a module got*",
     ),
     Mutation(
+        "threads-of-autograd-take-no-turns", "interop/torch.hpp",
+        "        std::lock_guard const lock{in_use_};\n        require_no_graph(i);\n",
+        "        require_no_graph(i);\n",
+        "interop/torch_devices.test.cpp", "autograd's threads of two devices*",
+    ),
+    Mutation(
+        "streams-of-one-device-wait-for-autograd", "interop/torch.hpp",
+        "if (!device.is_cpu() && caller_of(device) == callers_.end()) {",
+        "if (!device.is_cpu() && callers_.empty()) {",
+        "interop/torch_devices.test.cpp", "autograd's threads of two devices*",
+    ),
+    Mutation(
         "gradient-penalties-end-the-pass", "interop/torch.hpp",
         "if (life->state == Life::State::lasts && gradients_.are_accumulated()) {",
         "if (life->state == Life::State::lasts) {",

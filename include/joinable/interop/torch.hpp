@@ -869,8 +869,7 @@ private:
     void expect_end() {
         expects_end_ = true;
         ::torch::autograd::Engine::get_default_engine().queue_callback([this] {
-            std::lock_guard const lock{in_use_
-            }; // a pass within another one ends while that goes on
+            std::lock_guard const lock{in_use_}; // the pass around this one may go on
             expects_end_ = false;
             if (std::exchange(is_reducing_, false)) {
                 mark_unused();

@@ -44,6 +44,11 @@ class Mutation:
 MUTATIONS = [
     # -- one model on several devices of a rank ----------------------------------------------------------
     Mutation(
+        "kernels-of-several-devices-are-one-device-s", "bucket/compression/detail/steps.hpp",
+        "device.id().kind == DeviceKind::several", "false",
+        "device/cuda/per_device.test.cpp", "a reduction with memory of its own*",
+    ),
+    Mutation(
         "all-buckets-lie-on-the-first-device", "bucket/impl/bucket.ipp",
         "memory_.allocate(bytes[k], k / dtype_count)", "memory_.allocate(bytes[k], 0)",
         "device/cuda/per_device.test.cpp", "one model over two devices*",
@@ -92,7 +97,7 @@ MUTATIONS = [
     Mutation(
         "a-device-without-a-communicator", "tensor/traits.hpp",
         "(these.index >> device.index & 1) != 0", "device.index >= 0",
-        "device/cuda/per_device.test.cpp", "a parameter, a buffer or a state*",
+        "device/cuda/per_device.test.cpp", "*on a third device is refused*",
     ),
     Mutation(
         "two-communicators-of-one-device", "device/several.hpp",

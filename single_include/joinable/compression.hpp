@@ -811,11 +811,18 @@ void product_row(
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The host, or a device with kernels.
+/// The host, or one device with kernels.
 /// @throws ContractViolation
 template <Communicator Comm>
 [[nodiscard]] Device& computing_device(Comm& comm, std::string_view name) {
     Device& device = device_of(comm);
+    if (device.id().kind == DeviceKind::several) {
+        throw ContractViolation{concat(
+            name,
+            ": PerDevice has several devices, whose kernels it does not run; average by AllReduce, or make a "
+            "model for each device"
+        )};
+    }
     if (!is_on_host(device) && !device.can_compute()) {
         throw ContractViolation{concat(
             name,

@@ -94,11 +94,6 @@ public:
     }
     [[nodiscard]] bool can_sum_squares() const noexcept override { return false; }
     void sum_squares(std::span<detail::SquareSum const>) override { refuse("sum_squares"); }
-    [[nodiscard]] bool can_compute() const noexcept override {
-        return std::all_of(devices_.begin(), devices_.end(), [](Device const* device) {
-            return device->can_compute();
-        });
-    }
     void compute(detail::DeviceStep const*, std::size_t) override { refuse("compute"); }
     void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
         of(arena.data()).permute(arena, sections);
@@ -148,8 +143,9 @@ namespace joinable { inline namespace v0 {
 /// device whose memory the buffer is, which CUDA is asked for; words of the host travel by the first one. abort() aborts
 /// all of them.
 ///
-/// It averages by AllReduce, or a reduction that allocates no memory. A sharded optimizer or model, and a CapturedStep, take a
-/// communicator of one device. Refers to the communicators, which must outlive it. Neither copyable nor movable.
+/// It averages by AllReduce, or a reduction that allocates no memory and runs no kernels. A sharded optimizer or model,
+/// and a CapturedStep, take a communicator of one device. Refers to the communicators, which must outlive it. Neither
+/// copyable nor movable.
 template <Communicator Comm>
 class PerDevice {
     static_assert(

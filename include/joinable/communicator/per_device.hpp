@@ -38,8 +38,9 @@ namespace joinable { inline namespace v0 {
 /// device whose memory the buffer is, which CUDA is asked for; words of the host travel by the first one. abort() aborts
 /// all of them.
 ///
-/// It averages by AllReduce, or a reduction that allocates no memory. A sharded optimizer or model, and a CapturedStep, take a
-/// communicator of one device. Refers to the communicators, which must outlive it. Neither copyable nor movable.
+/// It averages by AllReduce, or a reduction that allocates no memory and runs no kernels. A sharded optimizer or model,
+/// and a CapturedStep, take a communicator of one device. Refers to the communicators, which must outlive it. Neither
+/// copyable nor movable.
 template <Communicator Comm>
 class PerDevice {
     static_assert(

@@ -92,11 +92,6 @@ public:
     }
     [[nodiscard]] bool can_sum_squares() const noexcept override { return false; }
     void sum_squares(std::span<detail::SquareSum const>) override { refuse("sum_squares"); }
-    [[nodiscard]] bool can_compute() const noexcept override {
-        return std::all_of(devices_.begin(), devices_.end(), [](Device const* device) {
-            return device->can_compute();
-        });
-    }
     void compute(detail::DeviceStep const*, std::size_t) override { refuse("compute"); }
     void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
         of(arena.data()).permute(arena, sections);

@@ -11,6 +11,8 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <support/failure_text.hpp>
@@ -654,6 +656,18 @@ TEST_CASE("communicators of one device, of other ranks, or none, are refused in 
     check_nothing_is_left();
 }
 
+/// A reduction of a user, with memory of its own.
+struct AsksForMemory : joinable::AllReduce {
+    static constexpr std::string_view name = "AsksForMemory";
+
+    joinable::Arena memory{};
+
+    template <class Comm>
+    void prepare(Comm& comm, joinable::BucketParts) {
+        memory = joinable::make_arena(comm, 64);
+    }
+};
+
 TEST_CASE(
     "a reduction with memory of its own is refused on all ranks; one by a function goes over both devices"
 ) {
@@ -661,14 +675,23 @@ TEST_CASE(
         if (!model.comm.device_memory().can_scale()) {
             return; // both need kernels
         }
-        says(
-            failure_of([&] {
-                DistributedDataParallel const ddp(
-                    model.comm, model.params, joinable::CastTo<DType::f64>{}
-                );
-            }),
-            "contract: PerDevice: memory was asked for that has no device"
-        );
+        auto const refuses = [&](auto reduction, std::string_view text) {
+            says(
+                failure_of([&] {
+                    DistributedDataParallel const ddp(
+                        model.comm, model.params, std::move(reduction)
+                    );
+                }),
+                text
+            );
+        };
+        std::string const has_several =
+            ": PerDevice has several devices, whose kernels it does not run; average by AllReduce, or "
+            "make a model for each device";
+        refuses(joinable::CastTo<DType::f64>{}, "contract: CastTo<f64>" + has_several);
+        refuses(joinable::CastTo<DType::f32>{}, "contract: CastTo<f32>" + has_several); // no memory
+        refuses(joinable::PowerSgd{}, "contract: PowerSgd" + has_several);
+        refuses(AsksForMemory{}, "contract: PerDevice: memory was asked for that has no device");
         DistributedDataParallel
             ddp{model.comm,
                 model.params,

@@ -44,6 +44,23 @@ class Mutation:
 MUTATIONS = [
     # -- one model on several devices of a rank ----------------------------------------------------------
     Mutation(
+        "a-guard-shortens-the-deadline-of-another-device", "communicator/per_device.hpp",
+        "before = (std::max)(before, comm->set_deadline(deadline));",
+        "auto const one = comm->set_deadline(deadline); before = comm == communicators_.front() ? one : before;",
+        "communicator/nccl/per_device.test.cpp", "a guard with a timeout*",
+    ),
+    Mutation(
+        "one-device-is-kept-alive", "communicator/per_device.hpp",
+        "            comm->keep_alive();", "            comm->keep_alive();\n            return;",
+        "communicator/nccl/per_device.test.cpp", "a rank that stays away*",
+    ),
+    Mutation(
+        "ranks-are-missing-on-the-first-device-alone", "communicator/per_device.hpp",
+        "if (std::vector<int> missing = comm->missing_ranks(); !missing.empty()) {",
+        "if (std::vector<int> missing = comm->missing_ranks(); true) {",
+        "communicator/nccl/per_device.test.cpp", "the ranks that either GPU*",
+    ),
+    Mutation(
         "kernels-of-several-devices-are-one-device-s", "bucket/compression/detail/steps.hpp",
         "device.id().kind == DeviceKind::several", "false",
         "device/cuda/per_device.test.cpp", "a reduction with memory of its own*",

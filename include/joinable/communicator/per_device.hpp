@@ -146,13 +146,14 @@ public:
         }
         return {};
     }
-    /// Local; for waits that start later. Returns the first one's deadline that was in force.
+    /// Local; for waits that start later. Returns the longest of the deadlines that were in force: a guard with a timeout
+    /// gives it to all of them when it ends, so that no wait is shorter than before.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline)
         requires HasDeadline<Comm>
     {
-        std::chrono::nanoseconds const before = communicators_.front()->set_deadline(deadline);
+        std::chrono::nanoseconds before{};
         for (Comm* const comm : communicators_) {
-            comm->set_deadline(deadline);
+            before = (std::max)(before, comm->set_deadline(deadline));
         }
         return before;
     }

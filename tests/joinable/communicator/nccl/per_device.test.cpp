@@ -2,6 +2,7 @@
 // One model over two GPUs of each rank: an NCCL communicator for each.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <initializer_list>
@@ -13,6 +14,7 @@
 #include <support/fake_cuda/device_model.hpp>
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_cuda/stream_communicator.hpp>
+#include <support/keep_alive.hpp>
 #include <support/nccl_ranks.hpp>
 #include <support/ranks.hpp>
 
@@ -121,6 +123,91 @@ TEST_CASE("without control(), outside a guard, words travel by the first GPU's c
             std::chrono::nanoseconds{std::chrono::seconds{50}}
         );
     });
+}
+
+TEST_CASE("a guard with a timeout gives all GPUs the longest deadline back") {
+    run_gpus({1, 2, 3, 4}, DType::f32, [](ThreadCommunicator& hosts, TwoGpus& gpus) {
+        using std::chrono::nanoseconds;
+        using std::chrono::seconds;
+        for (bool const is_lower_longer : {false, true}) {
+            gpus.of_lower.set_deadline(seconds{is_lower_longer ? 70 : 50});
+            gpus.of_upper.set_deadline(seconds{is_lower_longer ? 50 : 70});
+            DistributedDataParallel ddp{gpus.comm, gpus.params, small_buckets(false)};
+            {
+                joinable::Join guard{
+                    joinable::participants(ddp),
+                    joinable::control(hosts),
+                    joinable::JoinOptions{.timeout = seconds{40}}
+                };
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) { gpus.backward(0, ready); });
+                for (NcclCommunicator* const one : {&gpus.of_lower, &gpus.of_upper}) {
+                    CHECK(one->set_deadline(seconds{40}) == nanoseconds{seconds{40}});
+                }
+            }
+            for (NcclCommunicator* const one : {&gpus.of_lower, &gpus.of_upper}) {
+                CHECK(one->set_deadline(seconds{60}) == nanoseconds{seconds{70}});
+            }
+        }
+    });
+}
+
+/// A sum over all ranks by the communicator of the GPU that is current.
+struct SumOnGpu {
+    SumOnGpu(int device, cudaStream_t its_stream)
+        : stream{(cuda(cudaSetDevice(device)), its_stream)}, data{{1}, stream} {}
+
+    cudaStream_t stream;
+    DeviceArray<int> data;
+};
+
+TEST_CASE("the ranks that either GPU waits for are missing") {
+    run_gpus({2, 3, 4}, DType::f32, [](ThreadCommunicator& hosts, TwoGpus& gpus) {
+        for (bool const is_upper : {false, true}) {
+            SumOnGpu const sum{
+                2 * hosts.rank() + (is_upper ? 1 : 0), (is_upper ? gpus.upper : gpus.lower).stream()
+            };
+            NcclCommunicator& used = is_upper ? gpus.of_upper : gpus.of_lower;
+            NcclCommunicator& other = is_upper ? gpus.of_lower : gpus.of_upper;
+            if (hosts.rank() == 1) { // the others have come
+                hosts.barrier();
+            }
+            auto work = gpus.comm.all_reduce(sum.data.buffer(), joinable::ReduceOp::sum);
+            if (hosts.rank() != 1) {
+                CHECK(other.missing_ranks().empty());
+                std::vector<int> const missing = gpus.comm.missing_ranks();
+                CHECK(
+                    std::count(missing.begin(), missing.end(), 1) == 1
+                ); // and those that are late
+                CHECK(std::count(missing.begin(), missing.end(), hosts.rank()) == 0);
+                hosts.barrier();
+            }
+            work.synchronize();
+            CHECK(sum.data.read(used, sum.stream) == std::vector{hosts.size()});
+            CHECK(gpus.comm.missing_ranks().empty());
+            hosts.barrier();
+        }
+    });
+}
+
+TEST_CASE("a rank that stays away keeps the waits of both GPUs alive") {
+    run_participants({2}, [](ThreadCommunicator& hosts) {
+        TwoGpus gpus{hosts, DType::f32};
+        SumOnGpu const upper{2 * hosts.rank() + 1, gpus.upper.stream()};
+        SumOnGpu const lower{2 * hosts.rank(), gpus.lower.stream()};
+        gpus.comm.barrier();
+        gpus.comm.set_deadline(long_deadline);
+        if (hosts.rank() == 1) {
+            stay_away_alive(gpus.comm);
+        }
+        auto of_lower = gpus.comm.all_reduce(lower.data.buffer(), joinable::ReduceOp::sum);
+        auto of_upper = gpus.comm.all_reduce(upper.data.buffer(), joinable::ReduceOp::sum);
+        of_upper.synchronize();
+        of_lower.synchronize();
+        CHECK(upper.data.read(gpus.of_upper, upper.stream) == std::vector{2});
+        CHECK(lower.data.read(gpus.of_lower, lower.stream) == std::vector{2});
+    });
+    check_nothing_is_left();
 }
 
 TEST_CASE("a rank that throws while both GPUs have buckets under way ends all ranks") {

@@ -705,7 +705,7 @@ TEST_CASE(
     });
 }
 
-TEST_CASE("deadlines and the number of communicators are those of all devices") {
+TEST_CASE("any number of communicators is one, which finds each by its device") {
     run_ranks({2}, [](ThreadCommunicator& host) {
         std::vector<std::unique_ptr<ScalingStreamCommunicator>> owned;
         std::vector<ScalingStreamCommunicator*> all;

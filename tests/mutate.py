@@ -61,6 +61,11 @@ MUTATIONS = [
         "communicator/nccl/per_device.test.cpp", "the ranks that either GPU*",
     ),
     Mutation(
+        "dense-copies-get-memory-in-each-round", "device/impl/elements_on_host.ipp",
+        "if (dense.bytes() < bytes) {", "if (dense.bytes() < 2 * bytes) {",
+        "device/cuda/per_device.test.cpp", "replicas are compared in memory*",
+    ),
+    Mutation(
         "kernels-of-several-devices-are-one-device-s", "bucket/compression/detail/steps.hpp",
         "device.id().kind == DeviceKind::several", "false",
         "device/cuda/per_device.test.cpp", "a reduction with memory of its own*",
@@ -128,7 +133,7 @@ MUTATIONS = [
     ),
     Mutation(
         "elements-are-read-by-the-first-device", "device/impl/elements_on_host.ipp",
-        "dense_on_ != &device", "false",
+        "device_.at(position)", "device_.at(0)",
         "device/cuda/per_device.test.cpp", "replicas are compared*",
     ),
     # -- groups of ranks in one guard -------------------------------------------------------------------

@@ -16395,9 +16395,8 @@ public:
 
 private:
     Device& device_;
-    Arena dense_;
-    Device* dense_on_ = nullptr; ///< whose memory that is
-    Arena on_host_;              ///< if dense_ is not
+    std::vector<Arena> dense_; ///< of each device, by its position
+    Arena on_host_;            ///< if those are not
 };
 
 }}} // namespace joinable::v0::detail
@@ -16406,29 +16405,30 @@ private:
 
 #if JOINABLE_HAS_DEFINITIONS
 
+#include <algorithm>
+
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION std::span<std::byte const> ElementsOnHost::read(AnyView const& tensor) {
     std::size_t const bytes = tensor.numel() * size_of(tensor.dtype());
     auto const* data = static_cast<std::byte const*>(tensor.data());
-    if (bytes == 0 || (is_on_host(device_) && tensor.is_contiguous())) {
-        return {data, bytes};
-    }
-    Device& device = device_.at(device_.position(tensor.device()));
-    if (!tensor.is_contiguous()) {
-        if (dense_.bytes() < bytes || dense_on_ != &device) {
-            dense_ = device.allocate(bytes, Arena::default_alignment);
-            dense_on_ = &device;
+    std::size_t const position = device_.position(tensor.device());
+    Device& device = device_.at(position);
+    if (bytes != 0 && !tensor.is_contiguous()) {
+        dense_.resize((std::max)(dense_.size(), position + 1));
+        Arena& dense = dense_[position];
+        if (dense.bytes() < bytes) {
+            dense = device.allocate(bytes, Arena::default_alignment);
         }
         Shape const& extents = tensor.extents();
         device.copy(
             tensor,
-            {dense_.data(), tensor.dtype(), extents, row_major_strides(extents), tensor.device()}
+            {dense.data(), tensor.dtype(), extents, row_major_strides(extents), tensor.device()}
         );
-        data = dense_.data();
+        data = dense.data();
     }
     device.submit();
-    if (is_on_host(device_)) {
+    if (bytes == 0 || is_on_host(device_)) {
         return {data, bytes};
     }
     if (on_host_.bytes() < bytes) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
@@ -28,9 +29,8 @@ public:
 
 private:
     Device& device_;
-    Arena dense_;
-    Device* dense_on_ = nullptr; ///< whose memory that is
-    Arena on_host_;              ///< if dense_ is not
+    std::vector<Arena> dense_; ///< of each device, by its position
+    Arena on_host_;            ///< if those are not
 };
 
 }}} // namespace joinable::v0::detail

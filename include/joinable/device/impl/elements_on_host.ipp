@@ -3,6 +3,8 @@
 
 #include <joinable/device/elements_on_host.hpp>
 
+#include <algorithm>
+
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/shape.hpp>
 
@@ -11,24 +13,23 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION std::span<std::byte const> ElementsOnHost::read(AnyView const& tensor) {
     std::size_t const bytes = tensor.numel() * size_of(tensor.dtype());
     auto const* data = static_cast<std::byte const*>(tensor.data());
-    if (bytes == 0 || (is_on_host(device_) && tensor.is_contiguous())) {
-        return {data, bytes};
-    }
-    Device& device = device_.at(device_.position(tensor.device()));
-    if (!tensor.is_contiguous()) {
-        if (dense_.bytes() < bytes || dense_on_ != &device) {
-            dense_ = device.allocate(bytes, Arena::default_alignment);
-            dense_on_ = &device;
+    std::size_t const position = device_.position(tensor.device());
+    Device& device = device_.at(position);
+    if (bytes != 0 && !tensor.is_contiguous()) {
+        dense_.resize((std::max)(dense_.size(), position + 1));
+        Arena& dense = dense_[position];
+        if (dense.bytes() < bytes) {
+            dense = device.allocate(bytes, Arena::default_alignment);
         }
         Shape const& extents = tensor.extents();
         device.copy(
             tensor,
-            {dense_.data(), tensor.dtype(), extents, row_major_strides(extents), tensor.device()}
+            {dense.data(), tensor.dtype(), extents, row_major_strides(extents), tensor.device()}
         );
-        data = dense_.data();
+        data = dense.data();
     }
     device.submit();
-    if (is_on_host(device_)) {
+    if (bytes == 0 || is_on_host(device_)) {
         return {data, bytes};
     }
     if (on_host_.bytes() < bytes) {

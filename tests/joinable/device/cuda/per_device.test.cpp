@@ -469,6 +469,30 @@ TEST_CASE("replicas are compared on both devices, whatever their strides") {
     }
 }
 
+TEST_CASE("replicas are compared in memory that each device gets once") {
+    run_split({1, 2, 3}, DType::f32, [](ThreadCommunicator& host, auto& model) {
+        auto options = small_buckets(false);
+        options.verify_replicas = 1;
+        DistributedDataParallel ddp{model.comm, model.params, options};
+        auto const allocations = [&] {
+            host.barrier(); // no rank is in a round
+            std::size_t const calls = fake::calls("cudaMalloc");
+            host.barrier();
+            return calls;
+        };
+        std::size_t before = 0;
+        for (int batch = 0; batch < 4; ++batch) {
+            if (batch == 2) { // buckets have been cut anew
+                before = allocations();
+            }
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) { model.backward(batch, ready); });
+            model.check(model.first.averages(batch, all_ranks(0, host.size()), host.size()));
+        }
+        CHECK(allocations() == before);
+    });
+}
+
 TEST_CASE("a rank that throws in its pass, or between two, fails on all ranks with one error") {
     for (bool const is_within : {false, true}) {
         run_split({2, 3, 4}, DType::f32, [&](ThreadCommunicator& host, auto& model) {

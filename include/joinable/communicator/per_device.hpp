@@ -33,10 +33,11 @@ namespace joinable { inline namespace v0 {
 /// joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
 /// @endcode
 ///
-/// Every rank gives as many communicators, in the same order, and has a parameter on the device of the same one, else a
-/// model that is made throws Mismatch. The devices' numbers may differ. A collective runs over the communicator of the
-/// device whose memory the buffer is, which CUDA is asked for; words of the host travel by the first one. abort() aborts
-/// all of them.
+/// Every rank gives as many communicators, in the same order, else ranks wait for each other until the deadline
+/// (TimedOut). A parameter on the device of another communicator than on other ranks is a Mismatch when the model is made.
+/// The devices' numbers may differ. A collective runs over the communicator of the device whose memory the buffer is, which
+/// CUDA is asked for: of managed memory, that where it was allocated. Words of the host travel by the first one. abort()
+/// aborts all of them.
 ///
 /// It averages by AllReduce, or a reduction that allocates no memory and runs no kernels. A sharded optimizer or model,
 /// and a CapturedStep, take a communicator of one device. Refers to the communicators, which must outlive it. Neither

@@ -125,6 +125,17 @@ TEST_CASE("without control(), outside a guard, words travel by the first GPU's c
     });
 }
 
+TEST_CASE("ranks that give the communicators in another order wait until the deadline") {
+    run_gpus({2, 3}, DType::f32, [](ThreadCommunicator& hosts, TwoGpus& gpus) {
+        bool const is_other = hosts.rank() == 1;
+        PerDevice comm{
+            is_other ? gpus.of_upper : gpus.of_lower, is_other ? gpus.of_lower : gpus.of_upper
+        };
+        comm.set_deadline(std::chrono::milliseconds{300});
+        CHECK_THROWS_AS(DistributedDataParallel(comm, gpus.params), joinable::TimedOut);
+    });
+}
+
 TEST_CASE("a guard with a timeout gives all GPUs the longest deadline back") {
     run_gpus({1, 2, 3, 4}, DType::f32, [](ThreadCommunicator& hosts, TwoGpus& gpus) {
         using std::chrono::nanoseconds;

@@ -66,6 +66,11 @@ MUTATIONS = [
         "device/cuda/per_device.test.cpp", "replicas are compared in memory*",
     ),
     Mutation(
+        "memory-elsewhere-goes-by-the-first-device", "communicator/per_device.hpp",
+        "devices_.at(position).id() != device", "false",
+        "device/cuda/per_device.test.cpp", "a communicator is that of a device*",
+    ),
+    Mutation(
         "kernels-of-several-devices-are-one-device-s", "bucket/compression/detail/steps.hpp",
         "device.id().kind == DeviceKind::several", "false",
         "device/cuda/per_device.test.cpp", "a reduction with memory of its own*",
@@ -77,7 +82,7 @@ MUTATIONS = [
     ),
     Mutation(
         "all-collectives-go-by-the-first-device", "communicator/per_device.hpp",
-        "memory == nullptr ? *communicators_.front() : at(devices_.id_of(memory))", "*communicators_.front()",
+        "has_memory ? at(devices_.id_of(buffer.data))", "false && has_memory ? at(devices_.id_of(buffer.data))",
         "device/cuda/per_device.test.cpp", "one model over two devices*",
     ),
     Mutation(

@@ -8646,8 +8646,8 @@ private:
     Device* device_;
 };
 
-/// Gradients in buckets with memory of their own, in `memory`, or copied there, where they receive averages. All must be on
-/// the same device. The result releases those that lie in the buckets, where the parameter's traits can.
+/// Gradients in buckets with memory of their own, in `memory`, or copied there, where they receive averages. Each must be on
+/// a device of `memory`. The result releases those that lie in the buckets, where the parameter's traits can.
 /// Without `sends` they stay as they are, and only those that are to be views of buckets have memory here.
 /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
 [[nodiscard]] std::unique_ptr<Gradients> gradients_in_buckets(

@@ -141,8 +141,8 @@ namespace joinable { inline namespace v0 {
 /// Every rank gives as many communicators, in the same order, else ranks wait for each other until the deadline
 /// (TimedOut). A parameter on the device of another communicator than on other ranks is a Mismatch when the model is made.
 /// The devices' numbers may differ. A collective runs over the communicator of the device whose memory the buffer is, which
-/// CUDA is asked for: of managed memory, that where it was allocated. Words of the host travel by the first one. abort()
-/// aborts all of them.
+/// CUDA is asked for: of managed memory, that where it was allocated. Memory elsewhere is refused. Words of the host travel
+/// by the first one. abort() aborts all of them.
 ///
 /// It averages by AllReduce, or a reduction that allocates no memory and runs no kernels. A sharded optimizer or model,
 /// and a CapturedStep, take a communicator of one device. Refers to the communicators, which must outlive it. Neither
@@ -187,19 +187,30 @@ public:
 
     [[nodiscard]] int rank() const { return communicators_.front()->rank(); }
     [[nodiscard]] int size() const { return communicators_.front()->size(); }
-    /// The communicator of a device, or the first one.
-    [[nodiscard]] Comm& at(DeviceId device) noexcept {
-        return *communicators_[devices_.position(device)];
+    /// The communicator of a device.
+    /// @throws ContractViolation  none is of this device.
+    [[nodiscard]] Comm& at(DeviceId device) {
+        std::size_t const position = devices_.position(device);
+        if (devices_.at(position).id() != device) {
+            bool const is_host = device.index < 0; // as CUDA says of memory that it does not know
+            throw ContractViolation{detail::concat(
+                "PerDevice: there is no communicator of ",
+                detail::to_text(is_host ? DeviceId{} : device),
+                ", but one of ",
+                detail::to_text(devices_.id())
+            )};
+        }
+        return *communicators_[position];
     }
     [[nodiscard]] SeveralDevices& device_memory() noexcept { return devices_; }
 
-    auto all_reduce(Buffer buffer, ReduceOp op) { return of(buffer.data).all_reduce(buffer, op); }
+    auto all_reduce(Buffer buffer, ReduceOp op) { return of(buffer).all_reduce(buffer, op); }
     auto all_reduce(Buffer buffer, ReduceOp op, double factor)
         requires ScalesSums<Comm>
     {
-        return of(buffer.data).all_reduce(buffer, op, factor);
+        return of(buffer).all_reduce(buffer, op, factor);
     }
-    auto broadcast(Buffer buffer, int root) { return of(buffer.data).broadcast(buffer, root); }
+    auto broadcast(Buffer buffer, int root) { return of(buffer).broadcast(buffer, root); }
     void barrier() {
         for (Comm* const comm : communicators_) {
             comm->barrier();
@@ -222,7 +233,7 @@ public:
     bool register_arena(Arena const& arena)
         requires RegistersArenas<Comm>
     {
-        return of(arena.data()).register_arena(arena);
+        return of({arena.data(), arena.bytes(), DType::u8}).register_arena(arena);
     }
 
     /// Local.
@@ -299,8 +310,9 @@ private:
         }
         return devices;
     }
-    [[nodiscard]] Comm& of(void const* memory) {
-        return memory == nullptr ? *communicators_.front() : at(devices_.id_of(memory));
+    [[nodiscard]] Comm& of(Buffer const& buffer) {
+        bool const has_memory = buffer.data != nullptr && buffer.count != 0;
+        return has_memory ? at(devices_.id_of(buffer.data)) : *communicators_.front();
     }
 
     std::vector<Comm*> communicators_;

@@ -729,6 +729,43 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("a communicator is that of a device, and memory elsewhere is refused") {
+    run_split({1, 2, 3}, DType::f32, [](ThreadCommunicator& host, auto& model) {
+        DeviceId const first{DeviceKind::cuda, model.first_device};
+        DeviceId const second{DeviceKind::cuda, model.second_device};
+        CHECK(&model.comm.at(first) == &model.of_first);
+        CHECK(&model.comm.at(second) == &model.of_second);
+        int const lower = (std::min)(model.first_device, model.second_device);
+        std::string const but = ", but one of CUDA device " + std::to_string(lower) +
+                                " or CUDA device " + std::to_string(lower + 1);
+        std::string const none = "contract: PerDevice: there is no communicator of ";
+        CHECK(failure_of([&] {
+                  (void)model.comm.at({DeviceKind::cuda, 7});
+              }) == none + "CUDA device 7" + but);
+        CHECK(failure_of([&] { (void)model.comm.at({}); }) == none + "the host" + but);
+        (void)cudaSetDevice(7);
+        DeviceTensor const elsewhere{DType::f32, {2}, {1}};
+        float on_host = 1;
+        for (bool const is_on_host : {false, true}) {
+            void* const data = is_on_host ? &on_host : elsewhere.view().data();
+            auto const refused = [&](std::string const& text) {
+                CHECK(text == none + (is_on_host ? "the host" : "CUDA device 7") + but);
+            };
+            joinable::Buffer const buffer{data, 1, DType::f32};
+            refused(failure_of([&] { model.comm.broadcast(buffer, 0).wait(); }));
+            refused(failure_of([&] {
+                model.comm.all_reduce(buffer, joinable::ReduceOp::sum).wait();
+            }));
+        }
+        model.comm.all_reduce({&on_host, 0, DType::f32}, joinable::ReduceOp::sum)
+            .wait();                                           // no memory
+        DistributedDataParallel ddp{model.comm, model.params}; // nothing is aborted
+        ddp.forward([] {});
+        ddp.backward([&](auto ready) { model.backward(0, ready); });
+        model.check(model.first.averages(0, all_ranks(0, host.size()), host.size()));
+    });
+}
+
 TEST_CASE("any number of communicators is one, which finds each by its device") {
     run_ranks({2}, [](ThreadCommunicator& host) {
         std::vector<std::unique_ptr<ScalingStreamCommunicator>> owned;

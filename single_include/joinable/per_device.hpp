@@ -145,7 +145,8 @@ namespace joinable { inline namespace v0 {
 /// by the first one. abort() aborts all of them.
 ///
 /// It averages by AllReduce, or a reduction that allocates no memory and runs no kernels. A sharded optimizer or model,
-/// and a CapturedStep, take a communicator of one device. Refers to the communicators, which must outlive it. Neither
+/// and a CapturedStep, take a communicator of one device. A guard knows this object alone: in one, use none of the
+/// communicators by itself, which nothing refuses. Refers to the communicators, which must outlive it. Neither
 /// copyable nor movable.
 template <Communicator Comm>
 class PerDevice {

@@ -21,6 +21,7 @@
 #include <joinable/join.hpp>
 #include <joinable/nccl.hpp>
 #include <joinable/per_device.hpp>
+#include <joinable/shadowed.hpp>
 
 namespace {
 
@@ -136,6 +137,58 @@ TEST_CASE("ranks that give the communicators in another order wait until the dea
     });
 }
 
+/// A sum over all ranks by the communicator of the GPU that is current.
+struct SumOnGpu {
+    SumOnGpu(int device, cudaStream_t its_stream)
+        : stream{(cuda(cudaSetDevice(device)), its_stream)}, data{{1}, stream} {}
+
+    cudaStream_t stream;
+    DeviceArray<int> data;
+};
+
+TEST_CASE("collectives of a model over one GPU are of a model of that GPU, in the same guard") {
+    run_gpus({1, 2, 3}, DType::f32, [](ThreadCommunicator& hosts, TwoGpus& gpus) {
+        auto in_model = joinable::shadowed(gpus.of_lower);
+        {
+            DistributedDataParallel both{gpus.comm, gpus.params};
+            says(
+                failure_of([&] { both.attach_collectives(in_model); }),
+                "contract: attach_collectives() was given a shadowed() communicator of another "
+                "communicator; make it of the one that this participant has"
+            );
+        }
+        SumOnGpu const sum{2 * hosts.rank(), gpus.lower.stream()};
+        DistributedDataParallel lower{gpus.of_lower, gpus.lower.params, small_buckets(false)};
+        DistributedDataParallel upper{gpus.of_upper, gpus.upper.params, small_buckets(false)};
+        lower.attach_collectives(in_model);
+        joinable::Join guard{joinable::participants(lower, upper), joinable::control(hosts)};
+        for (int batch = 0; batch <= hosts.rank(); ++batch) {
+            std::vector<std::size_t> of_upper;
+            lower.forward([&] {
+                in_model.all_reduce(sum.data.buffer(), joinable::ReduceOp::sum).wait();
+            });
+            lower.backward([&](auto ready) {
+                gpus.upper.backward(batch, [&](std::size_t k) { of_upper.push_back(k); });
+                gpus.lower.backward(batch, ready);
+            });
+            upper.forward([] {});
+            upper.backward([&](auto ready) {
+                for (std::size_t const k : of_upper) {
+                    ready(k);
+                }
+            });
+            gpus.check(gpus.lower.averages(batch, all_ranks(batch, hosts.size()), hosts.size()));
+        }
+        guard.finish();
+        // Each round multiplies 1 by the number of its active ranks, of which this one was in the first ones.
+        int expected = 1;
+        for (int batch = 0; batch <= hosts.rank(); ++batch) {
+            expected *= hosts.size() - batch;
+        }
+        CHECK(sum.data.read(gpus.of_lower, sum.stream) == std::vector{expected});
+    });
+}
+
 TEST_CASE("a guard with a timeout gives all GPUs the longest deadline back") {
     run_gpus({1, 2, 3, 4}, DType::f32, [](ThreadCommunicator& hosts, TwoGpus& gpus) {
         using std::chrono::nanoseconds;
@@ -162,15 +215,6 @@ TEST_CASE("a guard with a timeout gives all GPUs the longest deadline back") {
         }
     });
 }
-
-/// A sum over all ranks by the communicator of the GPU that is current.
-struct SumOnGpu {
-    SumOnGpu(int device, cudaStream_t its_stream)
-        : stream{(cuda(cudaSetDevice(device)), its_stream)}, data{{1}, stream} {}
-
-    cudaStream_t stream;
-    DeviceArray<int> data;
-};
 
 TEST_CASE("the ranks that either GPU waits for are missing") {
     run_gpus({2, 3, 4}, DType::f32, [](ThreadCommunicator& hosts, TwoGpus& gpus) {

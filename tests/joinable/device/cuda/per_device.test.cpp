@@ -27,6 +27,7 @@
 #include <joinable/cuda.hpp>
 #include <joinable/join.hpp>
 #include <joinable/per_device.hpp>
+#include <joinable/refresh.hpp>
 
 namespace {
 
@@ -491,6 +492,52 @@ TEST_CASE("replicas are compared in memory that each device gets once") {
         }
         CHECK(allocations() == before);
     });
+}
+
+TEST_CASE("a model over two devices takes other parameters, and refuses those placed elsewhere") {
+    for (bool const views : {false, true}) {
+        run_split({1, 2, 3}, DType::f32, [&](ThreadCommunicator& host, auto& model) {
+            DistributedDataParallel ddp{model.comm, model.params, small_buckets(views)};
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) { model.backward(0, ready); });
+            std::vector<DeviceParam*> fewer =
+                model.params; // the first one of each device is frozen
+            fewer.erase(fewer.begin(), fewer.begin() + 2);
+            auto const train = [&](int batch) {
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) {
+                    model.backward(batch, [&](std::size_t i) {
+                        if (i >= 2) {
+                            ready(i - 2);
+                        }
+                    });
+                });
+                check_devices(model, ddp.buckets());
+                auto expected = model.first.averages(batch, all_ranks(0, host.size()), host.size());
+                for (std::size_t e = 0; e < expected[0].size(); ++e) { // its own pass's
+                    expected[0][e] = DeviceModel::gradient_of(host.rank(), 0, e, batch);
+                }
+                model.check(expected);
+            };
+            ddp.refresh(fewer);
+            train(1);
+            train(2); // buckets have been cut anew
+            std::vector<DeviceParam*> placed = fewer;
+            if (host.rank() == host.size() - 1) {
+                std::swap(placed[0], placed[1]);
+            }
+            if (host.size() > 1) {
+                std::string const text = failure_of([&] { ddp.refresh(placed); });
+                says(text, "mismatch: models differ: parameter 0: rank 0 has f32 (5), rank ");
+                says(text, ", by communicator 1");
+            }
+            train(3); // as before
+            ddp.refresh(model.params);
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) { model.backward(4, ready); });
+            model.check(model.first.averages(4, all_ranks(0, host.size()), host.size()));
+        });
+    }
 }
 
 TEST_CASE("a rank that throws in its pass, or between two, fails on all ranks with one error") {

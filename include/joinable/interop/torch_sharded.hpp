@@ -242,8 +242,8 @@ public:
             if (scopes && scopes->pass == pass_ && scopes->is_forward) {
                 Scope& scope = scopes->list[scope_];
                 scope.end = at::sequence_number::peek();
-                // A backward pass could not gather them: gradients of the units in between are not ready then.
-                if (!scope.units.empty() && scopes->latest >= scope.units.front() + 2) {
+                // A backward pass could not gather them: a node that needs these alone would pass by later units first.
+                if (!scope.units.empty() && scopes->latest > scope.units.front()) {
                     scope.values = std::move(values_);
                 }
             }
@@ -492,8 +492,8 @@ public:
     /// does nothing. The backward pass gathers the values that its nodes were made with, and needs no call. Local, but the
     /// gathers that it waits for are collective: in the order of the units, which is that of registration.
     ///
-    /// A unit is gathered once in a pass: hold values that are used again, such as tied weights. Values that are held while
-    /// two later units are used stay for the backward pass, too. Around a checkpointed block hold its values outside of
+    /// A unit is gathered once in a pass: hold values that are used again, such as tied weights. Values that are held while a
+    /// later unit is used stay for the backward pass, too. Around a checkpointed block hold its values outside of
     /// the checkpoint. Nodes made under the object must be reached from what the pass returns.
     /// @throws ContractViolation  outside a pass, out of order, or the module is not a part of this one.
     template <class Part>

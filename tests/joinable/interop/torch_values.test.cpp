@@ -299,17 +299,28 @@ TEST_CASE("the values of two layers of a libtorch module exist at a time, in eit
 }
 
 TEST_CASE("values that a pass of libtorch holds over later layers stay for the backward pass") {
-    check_deep( // the first layer runs once more at the end, as tied weights do
-        [](auto const& use, torch::nn::Sequential& net, Tensor x) {
+    // The first layer runs once more at the end, as tied weights do.
+    auto const tied = [](auto const& use, torch::nn::Sequential& net, Tensor x) {
+        auto const first = use(net->ptr(0));
+        x = torch::tanh(net->at<torch::nn::LinearImpl>(0).forward(x));
+        for (std::size_t k = 1; k < depth; ++k) {
+            auto const held = use(net->ptr(k));
+            x = torch::tanh(net->at<torch::nn::LinearImpl>(k).forward(x));
+        }
+        return net->at<torch::nn::LinearImpl>(0).forward(x);
+    };
+    ShardedOptions const two_units{.sharding = Sharding::parameters, .units = {2, 10}};
+    check_deep(tied, square);
+    check_deep(tied, square, two_units); // over one later unit
+    check_deep(                          // the same, within what holds both
+        [](auto const& use, torch::nn::Sequential& net, Tensor const& x) {
+            auto const held = use(net);
+            auto const hidden = torch::tanh(net->forward(x));
             auto const first = use(net->ptr(0));
-            x = torch::tanh(net->at<torch::nn::LinearImpl>(0).forward(x));
-            for (std::size_t k = 1; k < depth; ++k) {
-                auto const held = use(net->ptr(k));
-                x = torch::tanh(net->at<torch::nn::LinearImpl>(k).forward(x));
-            }
-            return net->at<torch::nn::LinearImpl>(0).forward(x);
+            return net->at<torch::nn::LinearImpl>(0).forward(hidden);
         },
-        square
+        square,
+        two_units
     );
     check_deep( // all at once
         [](auto const& use, torch::nn::Sequential& net, Tensor const& x) {

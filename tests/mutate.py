@@ -682,6 +682,17 @@ MUTATIONS = [
         "interop/torch_values.test.cpp", "values that a pass of libtorch holds*",
     ),
     Mutation(
+        "evaluations-of-modules-in-parts-make-graphs", "interop/torch_sharded.hpp",
+        "!this->hooks().gathers_values() || this->stage_ != Base::Stage::idle;", "true;",
+        "interop/torch_values.test.cpp", "an evaluation of a libtorch module in parts*",
+    ),
+    Mutation(
+        "evaluations-of-whole-modules-make-no-graph", "interop/torch_sharded.hpp",
+        "!this->hooks().gathers_values() || this->stage_ != Base::Stage::idle;",
+        "this->stage_ != Base::Stage::idle;",
+        "interop/torch_values.test.cpp", "an evaluation of a libtorch module in parts*",
+    ),
+    Mutation(
         "gradients-of-passed-units-are-waited-for", "interop/torch_sharded.hpp",
         "while (passed_ > 0 && first_uses_[passed_ - 1] > node) {", "while (false) {",
         "interop/torch_values.test.cpp", "layers that a pass or a loss*",

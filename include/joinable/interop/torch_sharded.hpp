@@ -350,7 +350,14 @@ protected:
         forget_scopes();
         ScopedFlag const is_forward{scopes_->is_forward, true};
         return Base::forward(
-            [&](auto const&) -> decltype(auto) { return std::forward<F>(pass)(); }, notice
+            [&](auto const&) -> decltype(auto) {
+                // No backward pass gathers the values of an evaluation.
+                bool const has_graph =
+                    !this->hooks().gathers_values() || this->stage_ != Base::Stage::idle;
+                at::AutoGradMode const mode{has_graph && at::GradMode::is_enabled()};
+                return std::forward<F>(pass)();
+            },
+            notice
         );
     }
     void finalize_backward() {

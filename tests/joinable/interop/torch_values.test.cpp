@@ -504,6 +504,34 @@ TEST_CASE(
     std::filesystem::remove(file);
 }
 
+TEST_CASE("an evaluation of a libtorch module in parts makes no graph, also with gradients on") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        auto alone = deep_net();
+        auto model = deep_net();
+        joinable::torch::ShardedDataParallel sharded{comm, model, joinable::Sgd{}, each_layer};
+        for (int round = 0; round < 2; ++round) {
+            Tensor const inputs = deep_inputs(comm.rank(), round);
+            Tensor const outputs = sharded.forward(
+                [&] {
+                    auto const held = sharded.use(model);
+                    return model->forward(inputs);
+                },
+                {.phase = joinable::Phase::evaluate}
+            );
+            CHECK(!outputs.requires_grad());
+            CHECK(at::GradMode::is_enabled());
+            CHECK(torch::equal(outputs, alone->forward(inputs)));
+            CHECK(count_there(model->parameters()) == 0);
+        }
+        auto other = deep_net();
+        joinable::torch::ShardedDataParallel stage_2{
+            comm, other, joinable::Sgd{}, {.sharding = Sharding::gradients}
+        };
+        auto const pass = [&] { return other->forward(deep_inputs(comm.rank(), 0)); };
+        CHECK(stage_2.forward(pass, {.phase = joinable::Phase::evaluate}).requires_grad());
+    });
+}
+
 /// Two parameters in one storage, or one that is a part of it.
 struct SharedStorageImpl : torch::nn::Module {
     explicit SharedStorageImpl(bool both) {

@@ -693,6 +693,17 @@ MUTATIONS = [
         "interop/torch_values.test.cpp", "an evaluation of a libtorch module in parts*",
     ),
     Mutation(
+        "frozen-values-count-as-freed", "interop/torch_sharded.hpp",
+        "            if (!one.tensor.requires_grad()) {\n                find(one);",
+        "            if (!one.tensor.requires_grad()) {\n                freed.emplace(find(one), one.name);",
+        "interop/torch_values.test.cpp", "buffers and frozen parameters of a libtorch module*",
+    ),
+    Mutation(
+        "buffers-share-freed-memory", "interop/torch_sharded.hpp",
+        "        std::for_each(buffers.begin(), buffers.end(), find);\n", "        static_cast<void>(buffers);\n",
+        "interop/torch_values.test.cpp", "buffers and frozen parameters of a libtorch module*",
+    ),
+    Mutation(
         "gradients-of-passed-units-are-waited-for", "interop/torch_sharded.hpp",
         "while (passed_ > 0 && first_uses_[passed_ - 1] > node) {", "while (false) {",
         "interop/torch_values.test.cpp", "layers that a pass or a loss*",

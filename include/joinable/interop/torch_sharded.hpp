@@ -572,24 +572,32 @@ private:
     /// Parameters whose storages end while ranks keep parts of them.
     static ParameterList parted(Module& module, std::vector<detail::NamedTorchTensor> tensors) {
         detail::TorchReleased::install();
-        std::unordered_map<void const*, std::string> storages;
-        auto const note = [&](std::vector<detail::NamedTorchTensor> const& list) {
-            for (detail::NamedTorchTensor const& one : list) {
-                auto const [known, is_new] =
-                    storages.try_emplace(one.tensor.storage().unsafeGetStorageImpl(), one.name);
-                if (!is_new) {
-                    throw ContractViolation{detail::concat(
-                        one.name,
-                        " shares the memory of ",
-                        known->second,
-                        ", which Sharding::parameters frees between its uses; give it memory of its own, as clone() does, "
-                        "or register the same tensor twice"
-                    )};
-                }
+        std::unordered_map<void const*, std::string> freed; // storages of trained values
+        auto const find = [&](detail::NamedTorchTensor const& one) {
+            void const* const storage = one.tensor.storage().unsafeGetStorageImpl();
+            if (auto const known = freed.find(storage); known != freed.end()) {
+                throw ContractViolation{detail::concat(
+                    one.name,
+                    " shares the memory of ",
+                    known->second,
+                    ", which Sharding::parameters frees between its uses; give it memory of its own, as clone() does, "
+                    "or register the same tensor twice"
+                )};
             }
+            return storage;
         };
-        note(tensors);
-        note(detail::distinct_tensors(module.named_buffers()));
+        for (detail::NamedTorchTensor const& one : tensors) {
+            if (one.tensor.requires_grad()) {
+                freed.emplace(find(one), one.name);
+            }
+        }
+        for (detail::NamedTorchTensor const& one : tensors) {
+            if (!one.tensor.requires_grad()) {
+                find(one);
+            }
+        }
+        auto const buffers = detail::distinct_tensors(module.named_buffers());
+        std::for_each(buffers.begin(), buffers.end(), find);
         std::vector<detail::PartedTorchTensor> all;
         for (detail::NamedTorchTensor& one : tensors) {
             at::Tensor const& tensor = one.tensor;

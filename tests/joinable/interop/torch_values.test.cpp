@@ -545,6 +545,55 @@ struct SharedStorageImpl : torch::nn::Module {
 };
 TORCH_MODULE(SharedStorage);
 
+/// y = scale * cos * low, where buffers have one memory, and frozen parameters another.
+struct RotatedImpl : torch::nn::Module {
+    /// `shares`: what has the memory of `scale`.
+    explicit RotatedImpl(std::string const& shares = "") {
+        Tensor const trained = torch::ones({2}, torch::kDouble);
+        auto const frozen = torch::arange(1, 5, torch::kDouble).chunk(2);
+        low = register_parameter("low", shares == "low" ? trained.detach() : frozen[0], false);
+        register_parameter("high", frozen[1], false);
+        scale = register_parameter("scale", trained);
+        auto const both = torch::arange(5, 9, torch::kDouble).chunk(2);
+        cos = register_buffer("cos", both[0]);
+        register_buffer("sin", shares == "sin" ? trained.detach() : both[1]);
+    }
+    Tensor forward() { return scale * cos * low; }
+
+    Tensor low, scale, cos;
+};
+TORCH_MODULE(Rotated);
+
+TEST_CASE("buffers and frozen parameters of a libtorch module in parts may share memory") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        Rotated model;
+        joinable::torch::ShardedDataParallel sharded{
+            comm, model, joinable::Sgd{.learning_rate = 0.5}, {.sharding = Sharding::parameters}
+        };
+        sharded
+            .forward([&] {
+                auto const held = sharded.use(model);
+                return model->forward();
+            })
+            .sum()
+            .backward();
+        sharded.step();
+        auto const held = sharded.use_all(); // 1 - 0.5 * cos * low
+        CHECK(numbers_of_all(model->parameters()) == std::vector<double>{1, 2, 3, 4, -1.5, -5});
+        CHECK(numbers_of_all(model->buffers()) == std::vector<double>{5, 6, 7, 8});
+    });
+    for (std::string const shares : {"low", "sin"}) {
+        joinable::SelfCommunicator comm;
+        Rotated model{shares};
+        std::string const text = refusal([&] {
+            joinable::torch::ShardedDataParallel{
+                comm, model, joinable::Sgd{}, {.sharding = Sharding::parameters}
+            };
+        });
+        CHECK(text.starts_with(shares + " shares the memory of scale, which Sharding::parameters"));
+    }
+}
+
 TEST_CASE("each mistake with values of a libtorch module in parts is answered by a sentence") {
     for (bool const both : {true, false}) {
         joinable::SelfCommunicator comm;

@@ -682,6 +682,11 @@ MUTATIONS = [
         "interop/torch_values.test.cpp", "values that a pass of libtorch holds*",
     ),
     Mutation(
+        "released-values-of-modules-are-saved", "interop/torch_sharded.hpp",
+        "is_there ? tensor.device() : c10::Device{c10::kMeta};", "tensor.device();",
+        "interop/torch_values.test.cpp", "torch::save and torch::load take values*",
+    ),
+    Mutation(
         "evaluations-of-modules-in-parts-make-graphs", "interop/torch_sharded.hpp",
         "!this->hooks().gathers_values() || this->stage_ != Base::Stage::idle;", "true;",
         "interop/torch_values.test.cpp", "an evaluation of a libtorch module in parts*",
@@ -691,6 +696,21 @@ MUTATIONS = [
         "!this->hooks().gathers_values() || this->stage_ != Base::Stage::idle;",
         "this->stage_ != Base::Stage::idle;",
         "interop/torch_values.test.cpp", "an evaluation of a libtorch module in parts*",
+    ),
+    Mutation(
+        "values-of-another-type-are-set", "interop/torch_sharded.hpp",
+        "!joinable::detail::is_like(now, view)", "false",
+        "interop/torch_values.test.cpp", "each mistake with values*",
+    ),
+    Mutation(
+        "values-of-another-layout-are-set", "interop/torch_sharded.hpp",
+        "!joinable::detail::has_same_steps(now, view)", "false",
+        "interop/torch_values.test.cpp", "each mistake with values*",
+    ),
+    Mutation(
+        "values-within-a-storage-are-set", "interop/torch_sharded.hpp",
+        "p.tensor.storage_offset() != 0", "false",
+        "interop/torch_values.test.cpp", "each mistake with values*",
     ),
     Mutation(
         "frozen-values-count-as-freed", "interop/torch_sharded.hpp",

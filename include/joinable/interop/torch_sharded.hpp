@@ -20,6 +20,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/StorageImpl.h>
@@ -86,12 +88,15 @@ public:
         }();
     }
     /// A tensor without memory is refused. The storage stays that of handles, views and graphs.
-    static void set(at::Tensor const& tensor, at::DataPtr memory, std::size_t bytes) noexcept {
+    static void set(at::Tensor const& tensor, void* memory, std::size_t bytes) noexcept {
+        bool const is_there = bytes != 0 || tensor.numel() == 0;
         c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
-        storage.set_data_ptr_noswap(std::move(memory));
+        // torch::save() asks no dispatcher. It throws where a storage is on another device than its tensor.
+        c10::Device const device = is_there ? tensor.device() : c10::Device{c10::kMeta};
+        storage.set_data_ptr_noswap({memory, device});
         storage.set_nbytes(bytes);
         c10::DispatchKeySet& keys = keys_of(tensor);
-        keys = bytes != 0 || tensor.numel() == 0 ? keys.remove(key) : keys.add(key);
+        keys = is_there ? keys.remove(key) : keys.add(key);
     }
     [[nodiscard]] static bool has(at::Tensor const& tensor) noexcept {
         return keys_of(tensor).has(key);
@@ -182,12 +187,20 @@ struct joinable::parameter_traits<joinable::detail::PartedTorchTensor>
         return joinable::detail::TorchReleased::has(p.tensor) ? nullptr : &p.tensor;
     }
     static void set_value(Parted& p, AnyView const& view) {
-        joinable::detail::TorchReleased::set(
-            p.tensor, at::DataPtr{view.data(), p.tensor.device()}, p.tensor.nbytes()
-        );
+        AnyView const now{p.tensor};
+        if (p.tensor.storage_offset() != 0 || !joinable::detail::is_like(now, view) ||
+            !joinable::detail::has_same_steps(now, view)) {
+            throw ContractViolation{joinable::detail::concat(
+                "parameter ",
+                p.name,
+                " has another type, layout or storage than when the ShardedDataParallel was made; copy values into the "
+                "parameter, or make the ShardedDataParallel after to()"
+            )};
+        }
+        joinable::detail::TorchReleased::set(p.tensor, view.data(), p.tensor.nbytes());
     }
     static void release_value(Parted& p) noexcept {
-        joinable::detail::TorchReleased::set(p.tensor, at::DataPtr{nullptr, p.tensor.device()}, 0);
+        joinable::detail::TorchReleased::set(p.tensor, nullptr, 0);
     }
 };
 

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -532,6 +533,54 @@ TEST_CASE("an evaluation of a libtorch module in parts makes no graph, also with
     });
 }
 
+TEST_CASE("torch::save and torch::load take values of a module in parts while all are there") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        auto model = deep_net();
+        std::optional<
+            joinable::torch::
+                ShardedDataParallel<ThreadCommunicator, torch::nn::SequentialImpl, joinable::Sgd>>
+            sharded;
+        sharded.emplace(comm, model, joinable::Sgd{.learning_rate = 0.1}, each_layer);
+        auto const trains = [&] {
+            sharded
+                ->forward([&] {
+                    auto const held = sharded->use(model);
+                    return model->forward(deep_inputs(comm.rank(), 0));
+                })
+                .pow(2)
+                .mean()
+                .backward();
+            sharded->step();
+        };
+        auto const saves = [&] {
+            std::stringstream file;
+            torch::save(model, file);
+            return file;
+        };
+        CHECK(!refusal(saves).empty()); // not a file without values
+        std::stringstream file;
+        {
+            auto const held = sharded->use_all();
+            file = saves();
+        }
+        trains();
+        {
+            auto const held = sharded->use_all();
+            CHECK(numbers_of_all(model->parameters()) != numbers_of_all(deep_net()->parameters()));
+            torch::load(model, file);
+            sharded->reload();
+        }
+        CHECK(count_there(model->parameters()) == 0);
+        {
+            auto const held = sharded->use_all();
+            CHECK(numbers_of_all(model->parameters()) == numbers_of_all(deep_net()->parameters()));
+        }
+        CHECK(refusal(trains).starts_with("parameter 0.weight was converted")); // by torch::load()
+        sharded.reset();
+        CHECK(!refusal(saves).empty());
+    });
+}
+
 /// Two parameters in one storage, or one that is a part of it.
 struct SharedStorageImpl : torch::nn::Module {
     explicit SharedStorageImpl(bool both) {
@@ -643,6 +692,34 @@ TEST_CASE("each mistake with values of a libtorch module in parts is answered by
     is_told("reads a parameter of extents [4, 4]", [&](auto& sharded, auto& model) {
         runs_all(sharded, model);
         static_cast<void>(layer(model, 2).weight.sum());
+    });
+    auto const is_told_of_storage = [&](auto const& convert) {
+        for (bool const in_pass : {true, false}) {
+            is_told(
+                "parameter 0.weight has another type, layout or storage than when the ShardedDataParallel was made",
+                [&](auto& sharded, auto& model) {
+                    {
+                        auto const all = sharded->use_all();
+                        torch::NoGradGuard const no_graph;
+                        convert(model, layer(model, 0).weight);
+                    }
+                    if (in_pass) {
+                        torch::NoGradGuard const no_graph;
+                        runs_all(sharded, model);
+                    } else {
+                        static_cast<void>(sharded->use_all());
+                    }
+                }
+            );
+        }
+    };
+    is_told_of_storage([](auto& model, Tensor&) { model->to(torch::kHalf); });
+    is_told_of_storage([](auto&, Tensor& weight) {
+        weight.set_(torch::ones({4, 4}, torch::kDouble).t());
+    });
+    is_told_of_storage([](auto&,
+                          Tensor& weight) { // as torch::load() of weights that were one tensor
+        weight.set_(torch::ones({20}, torch::kDouble).narrow(0, 4, 16).view({4, 4}));
     });
     is_told("are used outside a pass", [&](auto& sharded, auto& model) {
         static_cast<void>(sharded->use(model->ptr(0)));

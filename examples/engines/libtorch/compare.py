@@ -8,6 +8,7 @@ data and from the same initial values, and prints losses and times of both.
 PROGRAM is train_libtorch as built, FOLDER that of data.py. Exit status: 0 if losses agree, 77 without PyTorch.
 """
 import argparse
+import math
 import pathlib
 import subprocess
 import sys
@@ -156,7 +157,8 @@ def report(name, dtype, saved, results):
     for step in range(len(here[longest])):
         for one, other in zip(here, there):
             if step < len(one):
-                most = max(most, abs(one[step] - other[step]))
+                difference = abs(one[step] - other[step])
+                most = max(most, math.inf if math.isnan(difference) else difference)
         early = most if step < 10 else early
         if step + 1 in (1, 2, 5, 10) or (step + 1) % 50 == 0 or step + 1 == len(here[longest]):
             print(f"{step + 1:4} {there[longest][step]:17.8f} {here[longest][step]:17.8f} {most:27.0e}")

@@ -1349,7 +1349,7 @@ MUTATIONS = [
     ),
     Mutation(
         "all-ranks-give-the-shared-values", "participant/share_parameters.hpp",
-        "    if (comm.rank() == 0) {\n        shared.fill();", "    if (comm.rank() == comm.size() - 1) {\n        shared.fill();",
+        "bool const is_maker = comm.rank() == 0;", "bool const is_maker = comm.rank() == comm.size() - 1;",
         "participant/share_parameters.test.cpp", "the values of all ranks*",
     ),
     Mutation(
@@ -1361,6 +1361,36 @@ MUTATIONS = [
         "thread-ranks-share-one-model-twice", "participant/share_parameters.hpp",
         "entry.enter(list, false);", "",
         "participant/share_parameters.test.cpp", "thread ranks do not*",
+    ),
+    Mutation(
+        "shared-device-memory-is-freed-while-open", "participant/share_parameters.hpp",
+        "            if (!is_maker) {\n                shared.reset();", "            if (is_maker) {\n                shared.reset();",
+        "device/cuda/share_parameters.test.cpp", "what a process cannot*",
+    ),
+    Mutation(
+        "shared-device-values-are-not-waited-for", "participant/share_parameters.hpp",
+        "device.download(memory_.end() - 1, &last, 1);", ";",
+        "device/cuda/share_parameters.test.cpp", "the copies to shared*",
+    ),
+    Mutation(
+        "processes-share-a-model-over-two-devices", "participant/share_parameters.hpp",
+        'compared.add("device", to_text(device.id()));', "",
+        "device/cuda/share_parameters.test.cpp", "what a process cannot*",
+    ),
+    Mutation(
+        "thread-ranks-take-handles", "participant/share_parameters.hpp",
+        "comm.size() > 1 && entry.is_of_threads()", "false",
+        "device/cuda/share_parameters.test.cpp", "thread ranks are told*",
+    ),
+    Mutation(
+        "shared-device-memory-is-opened-on-the-current-device", "device/cuda/shared_handle.hpp",
+        "if (on.kind != DeviceKind::cuda) {", "{",
+        "device/cuda/share_parameters.test.cpp", "the values of processes*",
+    ),
+    Mutation(
+        "shared-values-are-of-any-device", "participant/share_parameters.hpp",
+        "if (value && value.device() != device.id()) {", "if (false) {",
+        "device/cuda/share_parameters.test.cpp", "what a process cannot*",
     ),
     Mutation(
         "a-limit-of-file-sizes-kills", "communicator/detail/shared_mapping.hpp",

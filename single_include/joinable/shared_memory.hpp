@@ -31,6 +31,7 @@
 #include <sys/un.h>
 #include <system_error>
 #include <thread>
+#include <type_traits>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -853,7 +854,8 @@ struct tensor_traits<SharedHandle> {
 namespace joinable { inline namespace v0 {
 
 /// The values of one rank's model, in memory that all ranks share; share_parameters() makes it. The
-/// destructor releases the values that lie there, so the parameters must live until then.
+/// destructor releases the values that lie there, so the parameters must live until then. On a device, that of rank 0
+/// must end last: a barrier between the ends of the others and its own orders them.
 class SharedParameters {
 public:
     /// For share_parameters(). Changes nothing yet.
@@ -863,7 +865,9 @@ public:
         for (AnyParameter const& parameter : parameters_) {
             AnyView const value = parameter.value();
             Shape const strides = detail::dense_strides(value.extents(), value.strides());
-            places_.push_back({memory_.data() + at, value.dtype(), value.extents(), strides});
+            places_.push_back(
+                {memory_.data() + at, value.dtype(), value.extents(), strides, memory_.device()}
+            );
             at += room_of(value);
         }
     }
@@ -877,17 +881,24 @@ public:
         }
     }
 
-    /// The memory. With <joinable/shared_memory.hpp> its handle() lets other processes open the values.
+    /// The memory. With <joinable/shared_memory.hpp> its handle() lets other processes open the values; on a device,
+    /// rank 0's handle<CudaSharedHandle>() does.
     [[nodiscard]] SharedBuffer<std::byte> const& buffer() const noexcept { return memory_; }
 
     /// For share_parameters(): the bytes that a value takes, in whole cache lines.
     [[nodiscard]] static std::size_t room_of(AnyView const& value) noexcept {
         return (value.numel() * size_of(value.dtype()) + 63) / 64 * 64;
     }
-    /// For share_parameters(): copies this rank's values into the memory.
-    void fill() const {
+    /// For share_parameters(): copies this rank's values into the memory, and waits until they are there.
+    void fill(Device& device) const {
         for (std::size_t i = 0; i < places_.size(); ++i) {
-            copy(parameters_[i].value(), places_[i]);
+            if (places_[i].numel() != 0) {
+                device.copy(parameters_[i].value(), places_[i]);
+            }
+        }
+        device.finish();
+        if (std::byte last{}; memory_.size() != 0) {
+            device.download(memory_.end() - 1, &last, 1); // which waits for the copies
         }
     }
     /// For share_parameters(): makes the memory the values.
@@ -919,6 +930,113 @@ private:
     std::vector<AnyView> places_;
 };
 
+namespace detail {
+
+/// share_parameters(): `Handle` names memory of a device for other processes; void: the communicator shares the host's.
+template <class Handle, Communicator Comm, class Parameters>
+[[nodiscard]] SharedParameters share_values(Comm& comm, Parameters&& parameters, Device& device) {
+    constexpr bool is_by_handle = !std::is_void_v<Handle>;
+    require_unguarded(identity_of(comm), "share_parameters()");
+    ControlOver<Comm&> control{comm};
+    ParameterList list;
+    std::size_t bytes = 0;
+    {
+        ModelEntry entry{comm};
+        AgreementList compared;
+        std::exception_ptr const error = exception_of([&] {
+            if (is_by_handle && comm.size() > 1 && entry.is_of_threads()) {
+                throw ContractViolation{
+                    "share_parameters: handles are for other processes, but these ranks are threads of one; "
+                    "give their parameters views of one allocation"
+                };
+            }
+            list = joinable::parameters(std::forward<Parameters>(parameters));
+            for (std::size_t i = 0; i < list.size(); ++i) {
+                AnyView const value = list[i].value();
+                if (value && value.device() != device.id()) {
+                    throw ContractViolation{concat(
+                        "share_parameters: the value of ",
+                        describe_parameter(list, i),
+                        " is on ",
+                        to_text(value.device()),
+                        ", but the shared memory would be on ",
+                        to_text(device.id()),
+                        "; give the device of the values, as in share_parameters<CudaSharedHandle>(comm, model, device)"
+                    )};
+                }
+            }
+            check_parameters(list, device.id());
+            for (std::size_t i = 0; i < list.size(); ++i) {
+                if (!list[i].can_set_value()) {
+                    throw ContractViolation{concat(
+                        "share_parameters: the value of ",
+                        describe_parameter(list, i),
+                        " cannot be moved: parameter_traits of its type needs 'static void set_value(P&, AnyView)' "
+                        "and 'static void release_value(P&)'"
+                    )};
+                }
+                bytes += SharedParameters::room_of(list[i].value());
+            }
+            compared.begin_section("models differ: ");
+            compared.add("device", to_text(device.id()));
+            static_cast<void>(agree_on_model(compared, list, device));
+            entry.enter(list, false);
+        });
+        agree(control, compared, error);
+    }
+    bool const is_maker = comm.rank() == 0;
+    std::optional<SharedParameters> shared;
+    try {
+        if constexpr (is_by_handle) {
+            Handle handle{};
+            agree(control, {}, exception_of([&] {
+                      SharedBuffer<std::byte> memory;
+                      if (is_maker && bytes != 0) {
+                          memory = {
+                              device.allocate(bytes, Arena::default_alignment), bytes, device.id()
+                          };
+                          handle = memory.template handle<Handle>();
+                      }
+                      if (is_maker) {
+                          shared.emplace(std::move(list), std::move(memory)).fill(device);
+                      }
+                  }));
+            control.broadcast(handle.words, 0);
+            agree(control, {}, exception_of([&] {
+                      if (!is_maker) {
+                          SharedBuffer<std::byte> memory;
+                          if (bytes != 0) {
+                              Arena opened = handle.open(1, {}, device.id());
+                              DeviceId const on = Handle::device_of(opened);
+                              memory = {std::move(opened), bytes, on};
+                          }
+                          shared.emplace(std::move(list), std::move(memory));
+                      }
+                      shared->take();
+                  }));
+        } else {
+            shared.emplace(std::move(list), shared_buffer<std::byte>(comm, bytes));
+            agree(control, {}, exception_of([&] {
+                      if (is_maker) {
+                          shared->fill(device);
+                      }
+                  }));
+            agree(control, {}, exception_of([&] { shared->take(); }));
+        }
+    } catch (...) {
+        if constexpr (is_by_handle) { // the others close the memory before rank 0 frees it
+            if (!is_maker) {
+                shared.reset();
+            }
+            static_cast<void>(exception_of([&] { comm.barrier(); })); // unless a rank is lost
+        }
+        throw;
+    }
+    return std::move(*shared);
+}
+
+} // namespace detail
+
 /// Moves the values of a model into memory that all ranks share, so that they train one model: each
 /// rank's parameters are views of the same elements, which start as rank 0's. Collective; blocks; outside of
 /// guards. `parameters` is a range that joinable::parameters() takes, or its result. Keep what it returns
@@ -941,39 +1059,25 @@ template <Communicator Comm, class Parameters>
         "share_parameters: this communicator has no member 'Arena share(std::size_t bytes)'; use one that models "
         "SharesMemory: its ranks must be on one machine"
     );
-    detail::require_unguarded(detail::identity_of(comm), "share_parameters()");
-    detail::ControlOver<Comm&> control{comm};
-    ParameterList list;
-    std::size_t bytes = 0;
-    {
-        detail::ModelEntry entry{comm};
-        AgreementList compared;
-        std::exception_ptr const error = detail::exception_of([&] {
-            list = joinable::parameters(std::forward<Parameters>(parameters));
-            detail::check_parameters(list, DeviceId{});
-            for (std::size_t i = 0; i < list.size(); ++i) {
-                if (!list[i].can_set_value()) {
-                    throw ContractViolation{detail::concat(
-                        "share_parameters: the value of ",
-                        detail::describe_parameter(list, i),
-                        " cannot be moved: parameter_traits of its type needs 'static void set_value(P&, AnyView)' "
-                        "and 'static void release_value(P&)'"
-                    )};
-                }
-                bytes += SharedParameters::room_of(list[i].value());
-            }
-            static_cast<void>(detail::agree_on_model(compared, list, detail::the_host()));
-            entry.enter(list, false);
-        });
-        detail::agree(control, compared, error);
-    }
-    SharedParameters shared{std::move(list), shared_buffer<std::byte>(comm, bytes)};
-    if (comm.rank() == 0) {
-        shared.fill();
-    }
-    comm.barrier();
-    detail::agree(control, {}, detail::exception_of([&] { shared.take(); }));
-    return shared;
+    return detail::share_values<void>(
+        comm, std::forward<Parameters>(parameters), detail::the_host()
+    );
+}
+
+/// The same for values on a device, by `share_parameters<CudaSharedHandle>(comm, model, device)` with
+/// <joinable/cuda.hpp>. Rank 0 allocates the memory there and copies its values to it, in the order of the device's
+/// streams; the other ranks open it by a handle. The ranks are processes of one machine, over any communicator, and give
+/// the device by the same number. What rank 0 gets must end last: see SharedParameters. A write is ordered when its
+/// stream has been waited for before a barrier.
+/// @throws ContractViolation  as above; also: a value is on another device, or several ranks are threads of one process.
+/// @throws Mismatch  ranks have different models, or give different devices.
+/// @throws CommunicationError  the device has too little memory, or cannot copy; a process cannot open the memory. The
+///         other ranks throw PeerFailed.
+/// If opening the memory or set_value fails on a rank, values that were moved are released, as above.
+template <class Handle, Communicator Comm, class Parameters>
+[[nodiscard]] SharedParameters
+share_parameters(Comm& comm, Parameters&& parameters, Device& device) {
+    return detail::share_values<Handle>(comm, std::forward<Parameters>(parameters), device);
 }
 
 }} // namespace joinable::v0
@@ -982,4 +1086,5 @@ template <Communicator Comm, class Parameters>
 
 /// @file
 /// Memory that processes share beyond what their communicator makes: handles of shared buffers, and
-/// models whose values lie in one. Needs the sockets of Linux and no other library.
+/// models whose values lie in one. Needs the sockets of Linux and no other library; for memory of a GPU,
+/// include <joinable/cuda.hpp> as well.

@@ -91,6 +91,9 @@ public:
     ModelEntry& operator=(ModelEntry const&) = delete;
     ~ModelEntry() { leave(); }
 
+    /// Whether the ranks are threads of one process.
+    [[nodiscard]] bool is_of_threads() const noexcept { return table_ != nullptr; }
+
     /// Enters the gradients of trained parameters and, unless ranks may share them, their values.
     /// @throws ContractViolation  another rank trains some of that memory as well.
     void enter(ParameterList const& parameters, bool shares_values) {

@@ -69,8 +69,10 @@ struct CudaSharedHandle {
         handle.words[10] = element_bytes;
         return handle;
     }
-    /// For SharedBuffer. Local; CUDA waits for no other process.
-    [[nodiscard]] Arena open(std::size_t element_bytes, std::chrono::nanoseconds) const {
+    /// For SharedBuffer and share_parameters(): opens it `on` a device; the host stands for the current one. Local; CUDA
+    /// waits for no other process.
+    [[nodiscard]] Arena
+    open(std::size_t element_bytes, std::chrono::nanoseconds, DeviceId on = {}) const {
         if (count() == 0 || words[10] != element_bytes) {
             throw ContractViolation{
                 count() == 0
@@ -84,8 +86,10 @@ struct CudaSharedHandle {
                       )
             };
         }
-        int device = 0;
-        detail::require_cuda(cudaGetDevice(&device), "cudaGetDevice");
+        int device = on.index;
+        if (on.kind != DeviceKind::cuda) {
+            detail::require_cuda(cudaGetDevice(&device), "cudaGetDevice");
+        }
         detail::CurrentCudaDevice const current{device};
         cudaIpcMemHandle_t of_allocation{};
         std::memcpy(&of_allocation, words.data(), sizeof of_allocation);

@@ -642,4 +642,32 @@ TEST_CASE("a graph runs what its streams were given, as often as it is launched"
     CHECK(fake::live_graphs() == 0);
 }
 
+TEST_CASE("handles are given of cudaMalloc's memory only, by its base") {
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    cudaStream_t const stream = make_stream();
+    void* of_a_pool = nullptr;
+    void* own = nullptr;
+    void* pinned = nullptr;
+    REQUIRE(cudaMallocAsync(&of_a_pool, 256, stream) == cudaSuccess);
+    REQUIRE(cudaMalloc(&own, 256) == cudaSuccess);
+    REQUIRE(cudaMallocHost(&pinned, 256) == cudaSuccess);
+    cudaIpcMemHandle_t handle{};
+    CHECK(cudaIpcGetMemHandle(&handle, of_a_pool) == cudaErrorInvalidValue);
+    CHECK(cudaIpcGetMemHandle(&handle, pinned) == cudaErrorInvalidValue);
+    CHECK(cudaIpcGetMemHandle(&handle, static_cast<char*>(own) + 64) == cudaErrorInvalidValue);
+    CHECK(cudaIpcGetMemHandle(&handle, own) == cudaSuccess);
+    (void)cudaGetLastError();
+    CHECK(cudaFreeAsync(of_a_pool, stream) == cudaSuccess);
+    fake::drain();
+    void* again = nullptr; // it may be the memory that the pool had
+    REQUIRE(cudaMalloc(&again, 256) == cudaSuccess);
+    CHECK(cudaIpcGetMemHandle(&handle, again) == cudaSuccess);
+    for (void* const data : {own, again}) {
+        CHECK(cudaFree(data) == cudaSuccess);
+    }
+    CHECK(cudaFreeHost(pinned) == cudaSuccess);
+    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+    fake::drain();
+}
+
 } // namespace

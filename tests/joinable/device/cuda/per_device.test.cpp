@@ -369,9 +369,9 @@ TEST_CASE(
                             ready(i);
                             return;
                         }
-                        auto& half = i == 2 ? model.first : model.second;
+                        auto& part = i == 2 ? model.first : model.second;
                         (void)cudaSetDevice(i == 2 ? model.first_device : model.second_device);
-                        launch(half.stream(), [view = half.params[1].grad, old = before[1]] {
+                        launch(part.stream(), [view = part.params[1].grad, old = before[1]] {
                             write(view, old);
                         });
                         (void)cudaSetDevice(model.second_device); // that of the pass
@@ -428,8 +428,8 @@ TEST_CASE("averages by weight go over both devices") {
         DistributedDataParallel ddp{model.comm, model.params};
         ddp.forward([] {}, {.weight = static_cast<std::uint64_t>(host.rank()) + 1});
         ddp.backward([&](auto ready) { model.backward(0, ready); });
-        for (auto* half : {&model.first, &model.second}) {
-            std::vector<Numbers> const gradients = half->gradients();
+        for (auto* part : {&model.first, &model.second}) {
+            std::vector<Numbers> const gradients = part->gradients();
             for (std::size_t i = 0; i < gradients.size(); ++i) {
                 for (std::size_t e = 0; e < gradients[i].size(); ++e) {
                     double weighted = 0;

@@ -3540,6 +3540,19 @@ MUTATIONS = [
         "participant/sharded_parameters.test.cpp", "use_all() that is refused*",
     ),
     Mutation(
+        "all-values-that-fail-keep-memory", "participant/sharded/data_parallel.hpp",
+        "            return units->hold_all();\n        } catch (...) {\n            units->free_reserve();\n"
+        "            throw;\n        }\n",
+        "        } catch (...) {\n            units->free_reserve();\n            throw;\n        }\n"
+        "        return units->hold_all();\n",
+        "participant/sharded_parameters.test.cpp", "use_all() that is refused*,all values that have no room*",
+    ),
+    Mutation(
+        "values-of-another-type-are-not-there", "participant/sharded/detail/impl/value_store.ipp",
+        "value && has_memory(value)\n", "false\n",
+        "participant/sharded_parameters.test.cpp", "values that are loaded in another*",
+    ),
+    Mutation(
         "sgd-takes-any-dampening", "optimizer/rules.hpp",
         "if (!std::isfinite(dampening)) {", "if (false) {",
         "optimizer/rules.test.cpp", "settings that make no sense*",

@@ -3544,7 +3544,10 @@ ValueStore::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
             throw ContractViolation{concat(
                 "the value of ",
                 describe_parameter(whole_, i),
-                " is sharded and not there; call reload() on every rank while what use_all() returned lives"
+                value && has_memory(value)
+                    ? " has another type, extents or device than when it was given; copy values into it, or make the "
+                      "model anew"
+                    : " is sharded and not there; call reload() on every rank while what use_all() returned lives"
             )};
         }
         if (parts_[i].value) {
@@ -7102,11 +7105,11 @@ public:
         }
         try {
             this->fail_together("use_all()", [&] { units->reserve_all(); });
+            return units->hold_all();
         } catch (...) {
             units->free_reserve();
             throw;
         }
-        return units->hold_all();
     }
     [[nodiscard]] Times& timeline() noexcept { return this->reducer_->timeline(); }
     /// Bytes of the memory in which passes gather values. Local.

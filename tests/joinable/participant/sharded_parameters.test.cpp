@@ -1078,6 +1078,12 @@ TEST_CASE("values that are loaded in another order of elements are refused") {
                 "every rank, or make a new optimizer",
                 ContractViolation
             );
+            CHECK_THROWS_WITH_AS(
+                load({DType::f64, extents, {8, 1}}),
+                "the value of parameter 0 has another type, extents or device than when it was given; copy values into "
+                "it, or make the model anew",
+                ContractViolation
+            );
             load({DType::f32, extents, {9, 1}}); // padded rows
             CHECK(all_values(sharded, params) == std::vector<Numbers>{numbers});
         }
@@ -1098,6 +1104,12 @@ TEST_CASE("use_all() that is refused on a rank leaves no memory on the others") 
         CHECK(sharded.unit_bytes() == 2 * 256);
         held = sharded.use_all();
         CHECK(params[1].value);
+        held.clear();
+        sharded.forward([](auto) {});
+        CHECK_THROWS_AS((void)sharded.use_all(), ContractViolation); // it has no backward pass yet
+        CHECK(sharded.unit_bytes() == 2 * 256);
+        sharded.skip();
+        sharded.step();
     });
 }
 
@@ -1213,6 +1225,7 @@ TEST_CASE("all values that have no room on one rank fail there, and the training
             failed = true;
         }
         CHECK(failed == (comm.rank() == 0));
+        CHECK(sharded.unit_bytes() == 2 * 256);
         params[2].set_fails = false;
         CHECK(all_values(sharded, params)[3].size() == 64);
     });

@@ -214,11 +214,11 @@ public:
         }
         try {
             this->fail_together("use_all()", [&] { units->reserve_all(); });
+            return units->hold_all();
         } catch (...) {
             units->free_reserve();
             throw;
         }
-        return units->hold_all();
     }
     [[nodiscard]] Times& timeline() noexcept { return this->reducer_->timeline(); }
     /// Bytes of the memory in which passes gather values. Local.

@@ -103,7 +103,10 @@ ValueStore::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
             throw ContractViolation{concat(
                 "the value of ",
                 describe_parameter(whole_, i),
-                " is sharded and not there; call reload() on every rank while what use_all() returned lives"
+                value && has_memory(value)
+                    ? " has another type, extents or device than when it was given; copy values into it, or make the "
+                      "model anew"
+                    : " is sharded and not there; call reload() on every rank while what use_all() returned lives"
             )};
         }
         if (parts_[i].value) {

@@ -678,8 +678,13 @@ MUTATIONS = [
     ),
     Mutation(
         "held-values-of-modules-are-gathered-late", "interop/torch_sharded.hpp",
-        "scopes->latest > scope.units.front()", "scopes->latest > scope.units.front() + 1",
+        "other.units.back() > scope.units.front()", "other.units.back() > scope.units.front() + 1",
         "interop/torch_values.test.cpp", "values that a pass of libtorch holds*",
+    ),
+    Mutation(
+        "values-of-modules-stay-for-what-began-later", "interop/torch_sharded.hpp",
+        "other.begin < scope.end", "true",
+        "interop/torch_values.test.cpp", "the values of two layers*",
     ),
     Mutation(
         "released-values-of-modules-are-saved", "interop/torch_sharded.hpp",

@@ -779,11 +779,11 @@ private:
                     throw ContractViolation{concat(
                         "parameter ",
                         parameters_[*i].name,
-                        " was converted, and back, after the ",
+                        " was set anew, by to() and back or by torch::load(), after the ",
                         this->join_name(),
                         " was made, so its gradient would not be averaged; make the ",
                         this->join_name(),
-                        " after to()",
+                        " after that",
                         or_refresh_
                     )};
                 }

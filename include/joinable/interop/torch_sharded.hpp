@@ -225,7 +225,6 @@ class TorchValues : public joinable::ShardedDataParallel<Comm, Rule, Times> {
     /// The scopes of a forward pass, in the order in which they began.
     struct Scopes {
         std::uint64_t pass = 0;
-        std::size_t latest = 0; ///< unit that was used
         bool is_forward = false;
         std::vector<Scope> list = {};
     };
@@ -256,7 +255,12 @@ public:
                 Scope& scope = scopes->list[scope_];
                 scope.end = at::sequence_number::peek();
                 // A backward pass could not gather them: a node that needs these alone would pass by later units first.
-                if (!scope.units.empty() && scopes->latest > scope.units.front()) {
+                auto const is_over_later = [&](Scope const& other) {
+                    return !other.units.empty() && other.units.back() > scope.units.front() &&
+                           other.begin < scope.end;
+                };
+                if (!scope.units.empty() &&
+                    std::any_of(scopes->list.begin(), scopes->list.end(), is_over_later)) {
                     scope.values = std::move(values_);
                 }
             }
@@ -407,7 +411,6 @@ protected:
         if (scopes_->is_forward && at::GradMode::is_enabled()) {
             for (std::size_t const unit : of_parts) {
                 first_uses_[unit] = (std::min)(first_uses_[unit], begin);
-                scopes_->latest = (std::max)(scopes_->latest, unit);
             }
             held.scopes_ = scopes_;
             held.pass_ = scopes_->pass;
@@ -424,7 +427,6 @@ private:
     void forget_scopes() {
         ++scopes_->pass;
         scopes_->list.clear();
-        scopes_->latest = 0;
         first_uses_.assign(parameters_of_.size(), none);
         passed_ = parameters_of_.size();
         settled_ = none;
@@ -466,7 +468,8 @@ public:
     /// outlive this object. Parameters and buffers take rank 0's values. `rule` is an UpdateRule, a LocalOptimizer, or a
     /// factory that makes libtorch's optimizer of the parameters that it is given, those that this rank owns.
     /// @throws what joinable::ShardedDataParallel throws, and what the factory throws; ContractViolation also for sparse
-    ///         gradients, and with Sharding::parameters if a parameter shares its storage or fills only a part of it.
+    ///         gradients, and with Sharding::parameters if a trained parameter shares its storage with another tensor or
+    ///         fills only a part of it.
     template <class Holder, class R>
     ShardedDataParallel(Comm& comm, Holder& module, R rule, ShardedOptions const& options = {})
         : ShardedDataParallel{

@@ -511,9 +511,9 @@ TEST_CASE("a module that was converted and back, on all ranks or on one, is refu
                 CAPTURE(text);
                 CHECK(
                     text.find(
-                        "parameter first.weight was converted, and back, after the "
+                        "parameter first.weight was set anew, by to() and back or by torch::load(), after the "
                         "DistributedDataParallel was made, so its gradient would not be averaged; make the "
-                        "DistributedDataParallel after to(), or call refresh()"
+                        "DistributedDataParallel after that, or call refresh()"
                     ) != std::string::npos
                 );
             }

@@ -88,8 +88,8 @@ public:
     /// Reads values of 16 bits into the masters again after the engine changed the values. If
     /// values are sharded it reads what this rank owns of all values: call it during the lifetime
     /// of the result of use_all(). Local.
-    /// @throws ContractViolation  values are sharded and not gathered, or the elements of a value come in another order
-    ///         than when it was given.
+    /// @throws ContractViolation  values are sharded and not gathered, a value was converted, or its elements come in
+    ///         another order than when it was given.
     void reload() {
         for (Group const& group : groups_) {
             if (group.shards_values()) {

@@ -1398,6 +1398,29 @@ MUTATIONS = [
         "device/cuda/share_parameters.test.cpp", "what a process cannot*",
     ),
     Mutation(
+        "refused-copies-wait-for-memory-that-ended", "device/cuda/device.hpp",
+        "        order(engine_stream_, stream_);",
+        "        queue_.swap(running_);\n        order(engine_stream_, stream_);\n        running_.swap(queue_);",
+        "device/cuda/share_parameters.test.cpp", "no call of CUDA that fails*",
+    ),
+    Mutation(
+        "copies-wait-for-the-end-of-a-capture", "device/cuda/device.hpp",
+        "if (detail::is_capturing(engine_stream_)) {",
+        "if (detail::is_capturing(engine_stream_)) {\n            queue_.swap(running_);",
+        "device/cuda/share_parameters.test.cpp", "an engine that captures*",
+    ),
+    Mutation(
+        "values-on-the-host-are-sent-to-a-device", "participant/share_parameters.hpp",
+        "value.device() == DeviceId{}", "false",
+        "device/cuda/share_parameters.test.cpp", "what a process cannot*",
+    ),
+    Mutation(
+        "questions-about-memory-leave-errors", "device/cuda/device.hpp",
+        "        detail::CurrentCudaDevice const current{index_};\n        cudaPointerAttributes found{};",
+        "        cudaPointerAttributes found{};",
+        "device/cuda/device.test.cpp", "a question about memory*",
+    ),
+    Mutation(
         "a-limit-of-file-sizes-kills", "communicator/detail/shared_mapping.hpp",
         "if (limit.rlim_cur < bytes) {", "if (false) {",
         "communicator/shared_buffer.test.cpp", "a shared buffer beyond the limit*",

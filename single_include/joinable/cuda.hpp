@@ -1493,6 +1493,7 @@ public:
     [[nodiscard]] DeviceId id() const noexcept override { return {DeviceKind::cuda, index_}; }
     /// @throws CommunicationError  the runtime refuses.
     [[nodiscard]] DeviceId id_of(void const* memory) const override {
+        detail::CurrentCudaDevice const current{index_};
         cudaPointerAttributes found{};
         detail::require_cuda(cudaPointerGetAttributes(&found, memory), "cudaPointerGetAttributes");
         return {DeviceKind::cuda, found.device};
@@ -1541,9 +1542,12 @@ public:
     }
     [[nodiscard]] bool can_scale() const noexcept override { return kernels_.run != nullptr; }
 
+    /// If it throws, what was requested before is forgotten: its memory may end.
     /// @throws ContractViolation  the engine's stream is capturing a graph: nothing was submitted.
     /// @throws CommunicationError  the runtime refuses.
     void submit() override {
+        running_.clear();
+        running_.swap(queue_);
         detail::CurrentCudaDevice const current{index_};
         if (detail::is_capturing(engine_stream_)) {
             throw ContractViolation{
@@ -1552,8 +1556,6 @@ public:
             };
         }
         order(engine_stream_, stream_);
-        running_.clear();
-        running_.swap(queue_); // empty even if this throws
         run(running_);
     }
     void finish() override {

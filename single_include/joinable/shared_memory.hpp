@@ -961,7 +961,10 @@ template <class Handle, Communicator Comm, class Parameters>
                         to_text(value.device()),
                         ", but the shared memory would be on ",
                         to_text(device.id()),
-                        "; give the device of the values, as in share_parameters<CudaSharedHandle>(comm, model, device)"
+                        value.device() == DeviceId{}
+                            ? "; values on the host take share_parameters(comm, model)"
+                            : "; give the device of the values, as in "
+                              "share_parameters<CudaSharedHandle>(comm, model, device)"
                     )};
                 }
             }

@@ -440,6 +440,15 @@ TEST_CASE("the host reads elements as they are after what the engine has request
     }
 }
 
+TEST_CASE("a question about memory that fails leaves no error to the thread") {
+    Fixture f;
+    DeviceTensor const tensor{DType::f32, {4}, {1}};
+    CHECK(f.device.id_of(tensor.view().data()) == f.device.id());
+    joinable_tests::fake_cuda::fail_next(cudaErrorUnknown, 1); // behind cudaGetDevice
+    CHECK_THROWS_AS((void)f.device.id_of(tensor.view().data()), joinable::CommunicationError);
+    CHECK(cudaGetLastError() == cudaSuccess);
+}
+
 TEST_CASE("misuse of a device says what to do") {
     Fixture f;
     auto const text_of = [](auto const& work) -> std::string {

@@ -3,6 +3,7 @@
 // what each process writes there.
 #include <joinable/participant/share_parameters.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -47,6 +48,12 @@ struct Calls {
     std::size_t opened = fake::calls("cudaIpcOpenMemHandle");
     std::size_t closed = fake::calls("cudaIpcCloseMemHandle");
 };
+
+/// How many copies were put on streams.
+std::size_t copies() {
+    return fake::calls("cudaMemcpyAsync") + fake::calls("cudaMemcpy2DAsync") +
+           fake::calls("cudaMemcpy3DAsync");
+}
 
 constexpr int second = 1; // which is not the current device
 
@@ -288,6 +295,17 @@ TEST_CASE("what a process cannot share on a device is told to all, and leaves no
             "share_parameters: the value of parameter 0 is on CUDA device 1, but the shared memory would be on the "
             "host; give the device of the values, as in share_parameters<CudaSharedHandle>(comm, model, device)"
         ));
+        { // and the other way round
+            DeviceModel on_host = model_of(comm.rank());
+            for (GatheredParam& param : on_host.params) {
+                param.value = param.own->value.view();
+            }
+            CHECK(has(
+                text_of([&] { (void)shared_of(comm, on_host, of_values); }),
+                "share_parameters: the value of parameter 0 is on the host, but the shared memory would be on CUDA "
+                "device 1; values on the host take share_parameters(comm, model)"
+            ));
+        }
         // Elements that share memory.
         model.params[1].value = {value.data(), DType::f64, {2, 2}, {0, 1}, value.device()};
         CHECK(has(refusal(), "trained; give it a contiguous copy"));
@@ -329,19 +347,64 @@ TEST_CASE("what a process cannot share on a device is told to all, and leaves no
     });
 }
 
-TEST_CASE("no call of CUDA that fails leaves memory or a value that ended") {
+TEST_CASE(
+    "an engine that captures a graph is told so, and nothing is copied later to memory that ended"
+) {
+    over_processes({1, 2, 3}, [](ProcessCommunicator& comm) {
+        DeviceModel model = model_of(comm.rank());
+        OwnDevice own, engine;
+        cudaStream_t const captured = (*engine).stream();
+        CudaDevice device{second, (*own).stream(), captured};
+        std::size_t const before = fake::live_allocations();
+        if (comm.rank() == 0) {
+            REQUIRE(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+        }
+        std::string const text =
+            text_of([&] { (void)share_parameters<CudaSharedHandle>(comm, model.params, device); });
+        CAPTURE(text);
+        CHECK(text.find("captures a CUDA graph; end the capture") != std::string::npos);
+        if (comm.rank() == 0) {
+            cudaGraph_t graph = nullptr;
+            CHECK(cudaStreamEndCapture(captured, &graph) == cudaSuccess);
+            CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+        }
+        CHECK(fake::live_allocations() == before);
+        {
+            // Memory of that size, perhaps at that place.
+            Arena const other = device.allocate(std::size_t{64} * 4, Arena::default_alignment);
+            std::fill_n(other.data(), other.bytes(), std::byte{7});
+            std::size_t const copied = copies();
+            device.finish();
+            fake::drain();
+            CHECK(copies() == copied);
+            CHECK(std::count(other.data(), other.data() + other.bytes(), std::byte{7}) == 64 * 4);
+        }
+        std::optional<SharedParameters> shared{
+            share_parameters<CudaSharedHandle>(comm, model.params, device)
+        };
+        CHECK(joinable_tests::read(model.params[4].value) == Numbers{50.0});
+        end(comm, shared);
+    });
+}
+
+TEST_CASE("no call of CUDA that fails leaves memory, a value that ended or a copy for later") {
     joinable::SelfCommunicator comm;
     bool has_failed_to_copy = false;
     for (std::size_t later = 0; later < 60; ++later) {
         CAPTURE(later);
         DeviceModel model = model_of(0);
-        OwnDevice of_values;
+        OwnDevice own, engine;
+        CudaDevice device{second, (*own).stream(), (*engine).stream()};
         std::size_t const before = fake::live_allocations();
         fake::fail_next(cudaErrorNotSupported, later);
-        std::string const text = text_of([&] { (void)shared_of(comm, model, of_values); });
+        std::string const text =
+            text_of([&] { (void)share_parameters<CudaSharedHandle>(comm, model.params, device); });
         (void)fake::has_failed();
         (void)cudaGetLastError();
         CHECK(fake::live_allocations() == before);
+        std::size_t const copied = copies();
+        device.finish();
+        CHECK(copies() == copied);
         for (GatheredParam const& param : model.params) {
             CHECK(param.releases == param.sets);
         }

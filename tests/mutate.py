@@ -526,6 +526,21 @@ MUTATIONS = [
         "interop/torch_devices.test.cpp", "autograd's threads of two devices*",
     ),
     Mutation(
+        "reductions-that-failed-are-begun-again", "interop/torch.hpp",
+        "if (std::exchange(has_begun_, true)) {", "if (false) {",
+        "interop/torch.test.cpp", "a reduction that could not begin*",
+    ),
+    Mutation(
+        "errors-of-autograd-leave-while-a-hook-runs", "interop/torch.hpp",
+        "            std::lock_guard const lock{in_use_}; // a thread of a device may still be in a hook\n", "",
+        "interop/torch.test.cpp", "an error of a backward pass*",
+    ),
+    Mutation(
+        "models-end-while-a-hook-runs", "interop/torch.hpp",
+        "            std::lock_guard const lock{in_use_}; // until a thread of autograd has left its hook\n", "",
+        "interop/torch.test.cpp", "an error of a backward pass*",
+    ),
+    Mutation(
         "streams-of-one-device-wait-for-autograd", "interop/torch.hpp",
         "if (!device.is_cpu() && caller_of(device) == callers_.end()) {",
         "if (!device.is_cpu() && callers_.empty()) {",

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -38,6 +39,7 @@
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/timeline.hpp>
+#include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/interop/detail/names.hpp>
@@ -643,7 +645,10 @@ class TorchParticipant : public Base {
 public:
     /// Gradients stay, in their own memory, as do handles and views of them that others keep.
     ~TorchParticipant() {
-        life_->state = has_forward_pass() ? Life::State::ended_in_a_round : Life::State::ended;
+        {
+            std::lock_guard const lock{in_use_}; // until a thread of autograd has left its hook
+            life_->state = has_forward_pass() ? Life::State::ended_in_a_round : Life::State::ended;
+        }
         followed_.follow({}, {});
         views_->leave();
     }
@@ -675,7 +680,7 @@ public:
     template <std::invocable Pass>
     auto forward(Pass&& pass, RoundNotice notice = {}) -> std::invoke_result_t<Pass> {
         gradients_.begin_pass();
-        is_reducing_ = expects_end_ = false; // of a pass that failed before
+        is_reducing_ = expects_end_ = has_begun_ = false; // of a pass that failed before
         unused_.clear();
         if (!at::GradMode::is_enabled()) {
             notice.phase = Phase::evaluate;
@@ -693,9 +698,14 @@ public:
         }
     }
 
-    /// Calls `loss.backward(gradient)`. The other ranks learn of its exceptions.
+    /// Calls `loss.backward(gradient)`. The other ranks learn of its exceptions. After one from work on the host,
+    /// autograd's threads of devices may not have ended theirs: keep the model until they are idle.
     void backward(at::Tensor const& loss, at::Tensor const& gradient = {}) {
-        this->guarded([&] { loss.backward(gradient); });
+        std::exception_ptr const error = exception_of([&] { loss.backward(gradient); });
+        if (error) {
+            std::lock_guard const lock{in_use_}; // a thread of a device may still be in a hook
+            this->guarded([&] { std::rethrow_exception(error); });
+        }
     }
 
     /// @throws ContractViolation  also if the module has got a parameter since it was wrapped.
@@ -853,6 +863,11 @@ private:
                 )};
             }
         });
+        if (std::exchange(has_begun_, true)) { // and failed, while this thread of autograd waited
+            throw ContractViolation{
+                "the reduction of this backward pass could not begin, as its first error says"
+            };
+        }
         Base::prepare_for_backward(unused_);
         is_reducing_ = true;
         is_ready_.assign(parameters_.size(), false);
@@ -976,6 +991,7 @@ private:
     /// Held by all that autograd calls, which has a thread for each CUDA device.
     std::recursive_mutex in_use_;
     bool is_reducing_ = false; ///< in a backward pass
+    bool has_begun_ = false;   ///< since the last forward pass, even if that failed
     bool expects_end_ = false;
     std::vector<bool> is_ready_; ///< of each parameter, in this backward pass
     std::vector<std::size_t> unused_;

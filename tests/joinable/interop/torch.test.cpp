@@ -3,16 +3,21 @@
 
 #include <torch/torch.h> // before doctest: both have a macro CHECK
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <future>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -21,6 +26,7 @@
 #include <support/engines.hpp>
 #include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/join/guard.hpp>
@@ -1024,6 +1030,98 @@ TEST_CASE("backward passes without a forward pass of their own are refused by a 
         loss.backward({}, true);
         refuses(loss);
     });
+}
+
+TEST_CASE("a reduction that could not begin is not begun again by what is left of the backward pass"
+) {
+    run_ranks({2, 3}, [](ThreadCommunicator& comm) {
+        Net model;
+        model->freeze_branch();
+        joinable::torch::DistributedDataParallel ddp{comm, model, {.verify_replicas = 1}};
+        Batch const batch{{1}};
+        for (bool const is_changed : {false, true}) { // on one rank, behind joinable's back
+            if (is_changed && comm.rank() == 1) {
+                torch::NoGradGuard const no_graph;
+                model->first->weight.mul_(2);
+            }
+            Tensor const loss = loss_of(ddp.forward(batch.inputs), batch);
+            if (is_changed) {
+                CHECK_THROWS_AS(loss.backward({}, true), joinable::Mismatch);
+                if (comm.rank() == 0) { // as a thread of another device that waited for its turn
+                    CHECK_THROWS_WITH_AS(
+                        loss.backward(),
+                        "the reduction of this backward pass could not begin, as its first error says",
+                        ContractViolation
+                    );
+                }
+            } else {
+                loss.backward();
+            }
+        }
+    });
+}
+
+/// Its buckets take long, and it tells where a thread is in them.
+class SlowBuckets {
+public:
+    static inline std::atomic<bool> has_come{false};
+    static inline std::atomic<bool> has_left{false};
+
+    struct Range {};
+    static Range round(bool) { return {}; }
+    static Range bucket(std::size_t, std::size_t) {
+        has_come = true;
+        std::this_thread::sleep_for(std::chrono::milliseconds{100});
+        has_left = true;
+        return {};
+    }
+};
+
+TEST_CASE(
+    "an error of a backward pass, and the end of the model, wait for a thread that is in a hook"
+) {
+    for (bool const ends : {false, true}) {
+        CAPTURE(ends);
+        SlowBuckets::has_come = SlowBuckets::has_left = false;
+        run_ranks({1}, [ends](ThreadCommunicator& comm) {
+            torch::nn::Linear model{torch::nn::LinearOptions(2, 2).bias(false)};
+            model->weight.mutable_grad() = torch::zeros({2, 2});
+            using Ddp = joinable::torch::DistributedDataParallel<
+                ThreadCommunicator,
+                torch::nn::LinearImpl,
+                joinable::AllReduce,
+                SlowBuckets>;
+            std::optional<Ddp> ddp;
+            ddp.emplace(comm, model);
+            std::future<void> other; // what libtorch does in the thread that it has for a device
+            Tensor const outputs = ddp->forward([&] {
+                Tensor const inside = torch::ones({1}).set_requires_grad(true) * 1;
+                inside.register_hook([&](Tensor const&) {
+                    other = std::async(std::launch::async, [&] {
+                        auto const node = torch::autograd::impl::grad_accumulator(model->weight);
+                        for (auto const& hook : node->post_hooks()) {
+                            (*hook)({}, {});
+                        }
+                    });
+                    joinable_tests::wait_until([&] {
+                        return SlowBuckets::has_come ||
+                               other.wait_for(std::chrono::seconds{0}) == std::future_status::ready;
+                    });
+                    throw AutogradError{"a node on the host had enough"};
+                });
+                return inside * 1;
+            });
+            if (ends) {
+                CHECK_THROWS_AS(outputs.backward(), AutogradError);
+                ddp.reset();
+            } else {
+                CHECK_THROWS_AS(ddp->backward(outputs), AutogradError);
+            }
+            bool const has_left = SlowBuckets::has_left;
+            other.get();
+            CHECK(has_left);
+        });
+    }
 }
 
 TEST_CASE("with find_unused a pass returns what can be looked into") {

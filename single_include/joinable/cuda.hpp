@@ -1810,6 +1810,7 @@ struct CudaSharedHandle {
     std::array<std::uint64_t, 11> words{};
 
     [[nodiscard]] std::size_t count() const noexcept { return static_cast<std::size_t>(words[9]); }
+    [[nodiscard]] std::uint64_t element_bytes() const noexcept { return words[10]; }
 
     /// For SharedBuffer. Local.
     /// @throws ContractViolation   CudaDevice::allocate() has not made the memory, or another process has.
@@ -1842,22 +1843,9 @@ struct CudaSharedHandle {
         return handle;
     }
     /// For SharedBuffer and share_parameters(): opens it `on` a device; the host stands for the current one. Local; CUDA
-    /// waits for no other process.
+    /// waits for no other process. @pre the handle names elements of `element_bytes`
     [[nodiscard]] Arena
     open(std::size_t element_bytes, std::chrono::nanoseconds, DeviceId on = {}) const {
-        if (count() == 0 || words[10] != element_bytes) {
-            throw ContractViolation{
-                count() == 0
-                    ? "SharedBuffer::open(): the handle is empty; give one that handle() has made"
-                    : detail::concat(
-                          "SharedBuffer::open(): expected a handle of elements of ",
-                          element_bytes,
-                          " bytes, but its elements have ",
-                          words[10],
-                          ": open it with the element type with which the buffer was made"
-                      )
-            };
-        }
         int device = on.index;
         if (on.kind != DeviceKind::cuda) {
             detail::require_cuda(cudaGetDevice(&device), "cudaGetDevice");

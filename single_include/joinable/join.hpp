@@ -7143,8 +7143,9 @@ JOINABLE_DEFINITION void BucketLayout::cut(
     std::vector<std::size_t> used(arenas_.size());
     for (auto const& members : assignment.buckets) {
         DType const dtype = values[members.front()].dtype();
-        std::size_t& offset = used[index(values[members.front()])];
-        std::byte* const base = arenas_[index(values[members.front()])].data();
+        std::size_t const arena = index(values[members.front()]);
+        std::size_t& offset = used[arena];
+        std::byte* const base = arenas_[arena].data();
         Bucket bucket{{base + offset, 0, dtype}, {}, {}};
         for (std::size_t const member : members) {
             AnyView const& value = values[member];
@@ -27713,13 +27714,22 @@ public:
     template <class Handle>
     [[nodiscard]] static SharedBuffer
     open(Handle const& handle, std::chrono::nanoseconds patience = std::chrono::seconds{10}) {
-        Arena memory = handle.open(sizeof(T), patience);
-        if constexpr (requires { Handle::device_of(memory); }) {
-            DeviceId const device = Handle::device_of(memory);
-            return {std::move(memory), handle.count(), device};
-        } else {
-            return {std::move(memory), handle.count()};
+        if (handle.count() == 0 || handle.element_bytes() != sizeof(T)) {
+            throw ContractViolation{
+                handle.count() == 0
+                    ? "SharedBuffer::open(): the handle is empty; give one that handle() has made"
+                    : detail::concat(
+                          "SharedBuffer::open(): expected a handle of elements of ",
+                          sizeof(T),
+                          " bytes, but its elements have ",
+                          handle.element_bytes(),
+                          ": open it with the element type with which the buffer was made"
+                      )
+            };
         }
+        Arena memory = handle.open(sizeof(T), patience);
+        DeviceId const device = Handle::device_of(memory);
+        return {std::move(memory), handle.count(), device};
     }
 
     [[nodiscard]] T* data() const noexcept { return reinterpret_cast<T*>(memory_.data()); }

@@ -101,13 +101,22 @@ public:
     template <class Handle>
     [[nodiscard]] static SharedBuffer
     open(Handle const& handle, std::chrono::nanoseconds patience = std::chrono::seconds{10}) {
-        Arena memory = handle.open(sizeof(T), patience);
-        if constexpr (requires { Handle::device_of(memory); }) {
-            DeviceId const device = Handle::device_of(memory);
-            return {std::move(memory), handle.count(), device};
-        } else {
-            return {std::move(memory), handle.count()};
+        if (handle.count() == 0 || handle.element_bytes() != sizeof(T)) {
+            throw ContractViolation{
+                handle.count() == 0
+                    ? "SharedBuffer::open(): the handle is empty; give one that handle() has made"
+                    : detail::concat(
+                          "SharedBuffer::open(): expected a handle of elements of ",
+                          sizeof(T),
+                          " bytes, but its elements have ",
+                          handle.element_bytes(),
+                          ": open it with the element type with which the buffer was made"
+                      )
+            };
         }
+        Arena memory = handle.open(sizeof(T), patience);
+        DeviceId const device = Handle::device_of(memory);
+        return {std::move(memory), handle.count(), device};
     }
 
     [[nodiscard]] T* data() const noexcept { return reinterpret_cast<T*>(memory_.data()); }

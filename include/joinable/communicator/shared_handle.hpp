@@ -319,6 +319,7 @@ struct SharedHandle {
     std::array<std::uint64_t, 5> words{};
 
     [[nodiscard]] std::size_t count() const noexcept { return static_cast<std::size_t>(words[3]); }
+    [[nodiscard]] std::uint64_t element_bytes() const noexcept { return words[4]; }
 
     /// For SharedBuffer.
     [[nodiscard]] static SharedHandle
@@ -339,21 +340,10 @@ struct SharedHandle {
         }
         return {{offer->number(), offer->secret()[0], offer->secret()[1], count, element_bytes}};
     }
-    /// For SharedBuffer.
+    /// For SharedBuffer: where an arena of open() is.
+    [[nodiscard]] static DeviceId device_of(Arena const&) noexcept { return {}; }
+    /// For SharedBuffer. @pre the handle names elements of `element_bytes`
     [[nodiscard]] Arena open(std::size_t element_bytes, std::chrono::nanoseconds patience) const {
-        if (count() == 0 || words[4] != element_bytes) {
-            throw ContractViolation{
-                count() == 0
-                    ? "SharedBuffer::open(): the handle is empty; give one that handle() has made"
-                    : detail::concat(
-                          "SharedBuffer::open(): expected a handle of elements of ",
-                          element_bytes,
-                          " bytes, but its elements have ",
-                          words[4],
-                          ": open it with the element type with which the buffer was made"
-                      )
-            };
-        }
         detail::FileHandle file = detail::receive_file(words[0], {words[1], words[2]}, patience);
         struct stat status{};
         auto const size = ::fstat(file.number(), &status) == 0

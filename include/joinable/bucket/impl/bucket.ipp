@@ -135,8 +135,9 @@ JOINABLE_DEFINITION void BucketLayout::cut(
     std::vector<std::size_t> used(arenas_.size());
     for (auto const& members : assignment.buckets) {
         DType const dtype = values[members.front()].dtype();
-        std::size_t& offset = used[index(values[members.front()])];
-        std::byte* const base = arenas_[index(values[members.front()])].data();
+        std::size_t const arena = index(values[members.front()]);
+        std::size_t& offset = used[arena];
+        std::byte* const base = arenas_[arena].data();
         Bucket bucket{{base + offset, 0, dtype}, {}, {}};
         for (std::size_t const member : members) {
             AnyView const& value = values[member];

@@ -35,25 +35,20 @@ JOINABLE_DEFINITION OptimizerShard::OptimizerShard(
       gradients_{device.allocate(
           reduces_to_owners(sharding) ? part() * element() : 0, Arena::default_alignment
       )} {
-    std::vector<std::size_t> numbers; // of those in lone_: how many come before it of its owner
-    for (ShardPiece const& piece : bucket_.pieces) {
+    std::vector<std::size_t> counts(bucket_.counts.size()); // of lone pieces of each owner
+    std::vector<std::pair<std::size_t, std::size_t>> turns; // of a lone piece, and its place
+    for (std::size_t k = 0; k < bucket_.pieces.size(); ++k) {
+        ShardPiece const& piece = bucket_.pieces[k];
         first_ += piece.owner < rank ? 1 : 0;
         own_ += piece.owner == rank ? 1 : 0;
         if (is_lone(piece)) {
-            bool const is_first = lone_.empty() || lone_.back().owner != piece.owner;
-            numbers.push_back(is_first ? 0 : numbers.back() + 1);
-            lone_.push_back(piece);
+            turns.emplace_back(counts[static_cast<std::size_t>(piece.owner)]++, k);
         }
     }
-    std::vector<std::size_t> order(lone_.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-        return numbers[a] != numbers[b] ? numbers[a] < numbers[b] : a < b;
-    });
-    std::vector<ShardPiece> const by_offset = lone_;
-    std::transform(order.begin(), order.end(), lone_.begin(), [&](std::size_t k) {
-        return by_offset[k];
-    });
+    std::sort(turns.begin(), turns.end());
+    for (auto const& [turn, k] : turns) {
+        lone_.push_back(bucket_.pieces[k]);
+    }
 }
 
 JOINABLE_DEFINITION AnyView OptimizerShard::place_of(AnyView const& value, std::byte* data) {

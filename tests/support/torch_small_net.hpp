@@ -134,6 +134,20 @@ std::string refusal(F const& f) {
     return {};
 }
 
+struct AutogradError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+/// Passes its input on, and throws in the backward pass.
+struct ThrowsInBackward : torch::autograd::Function<ThrowsInBackward> {
+    static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor const& x) {
+        return x.clone();
+    }
+    static torch::autograd::variable_list
+    backward(torch::autograd::AutogradContext*, torch::autograd::variable_list const&) {
+        throw AutogradError{"a batch that cannot be differentiated"};
+    }
+};
+
 /// SGD that fails in its second step on one rank.
 struct FailingSgd : torch::optim::SGD {
     FailingSgd(std::vector<at::Tensor> mine, bool fails)

@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstddef>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -210,17 +209,6 @@ TEST_CASE("a norm is clipped in one step of a sharded libtorch module") {
         CHECK(moved_by() > 2e-3);
     });
 }
-
-struct AutogradError : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-struct ThrowsInBackward : torch::autograd::Function<ThrowsInBackward> {
-    static Tensor forward(torch::autograd::AutogradContext*, Tensor const& x) { return x.clone(); }
-    static torch::autograd::variable_list
-    backward(torch::autograd::AutogradContext*, torch::autograd::variable_list const&) {
-        throw AutogradError{"a batch that cannot be differentiated"};
-    }
-};
 
 TEST_CASE(
     "a batch that fails within autograd is skipped, or the others hear of it, in each sharding"

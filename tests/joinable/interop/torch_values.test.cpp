@@ -13,7 +13,6 @@
 #include <mutex>
 #include <optional>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -418,17 +417,6 @@ TEST_CASE("a checkpointed block of libtorch has its values where it runs again")
     );
 }
 
-struct ErrorInParts : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-struct ThrowsInParts : torch::autograd::Function<ThrowsInParts> {
-    static Tensor forward(torch::autograd::AutogradContext*, Tensor const& x) { return x.clone(); }
-    static torch::autograd::variable_list
-    backward(torch::autograd::AutogradContext*, torch::autograd::variable_list const&) {
-        throw ErrorInParts{"a batch that cannot be differentiated"};
-    }
-};
-
 TEST_CASE(
     "a batch that fails in a pass of a libtorch module in parts is skipped, or the others hear of it"
 ) {
@@ -452,14 +440,14 @@ TEST_CASE(
                                     torch::tanh(model->first->forward(inputs_of(comm.rank(), round))
                                     );
                                 if (is_bad && in_forward) {
-                                    throw ErrorInParts{"a batch that cannot be differentiated"};
+                                    throw AutogradError{"a batch that cannot be differentiated"};
                                 }
                                 return model->second->forward(
-                                    is_bad ? ThrowsInParts::apply(hidden) : hidden
+                                    is_bad ? ThrowsInBackward::apply(hidden) : hidden
                                 );
                             });
                             sharded.backward(loss_of(outputs, comm.rank(), round));
-                        } catch (ErrorInParts const&) {
+                        } catch (AutogradError const&) {
                             if (!skips) {
                                 throw;
                             }

@@ -96,6 +96,22 @@ public:
         return all;
     }
 
+    /// Checks the gradients after a round of batch 0, in which rank r of `ranks` had weight r + 1.
+    void check_weighted(int ranks) {
+        std::vector<Numbers> const all = gradients();
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            for (std::size_t e = 0; e < all[i].size(); ++e) {
+                double weighted = 0;
+                double weights = 0;
+                for (int rank = 0; rank < ranks; ++rank) {
+                    weighted += (rank + 1) * gradient_of(rank, i, e, 0);
+                    weights += rank + 1;
+                }
+                CHECK(all[i][e] == doctest::Approx(weighted / weights));
+            }
+        }
+    }
+
     std::vector<DeviceParam> params;
 
 private:

@@ -1667,7 +1667,11 @@ public:
         detail::require_cuda(
             cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync"
         );
-        detail::require_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+        cudaError_t const waited = cudaStreamSynchronize(stream_);
+        if (waited != cudaSuccess) { // the copy may still run, but `to` may end after a throw
+            static_cast<void>(cudaStreamSynchronize(stream_));
+        }
+        detail::require_cuda(waited, "cudaStreamSynchronize");
     }
 
 private:

@@ -92,12 +92,24 @@ MUTATIONS = [
     ),
     Mutation(
         "only-the-first-device-submits", "device/several.hpp",
-        "            device->submit();", "            device->submit();\n            return;",
+        "        on_each([](Device& device) { device.submit(); });", "        devices_.front()->submit();",
         "device/cuda/per_device.test.cpp", "one model over two devices*",
     ),
     Mutation(
+        "a-device-that-fails-keeps-others-from-submitting", "device/several.hpp",
+        "            if (!first) {\n                first = error;",
+        "            if (error) {\n                std::rethrow_exception(error);",
+        "device/cuda/per_device.test.cpp", "what one device cannot submit*",
+    ),
+    Mutation(
+        "the-last-device-s-error-counts", "device/several.hpp",
+        "            if (!first) {\n                first = error;",
+        "            if (error) {\n                first = error;",
+        "device/cuda/per_device.test.cpp", "what one device cannot submit*",
+    ),
+    Mutation(
         "only-the-first-device-is-waited-for", "device/several.hpp",
-        "            device->finish();", "            device->finish();\n            return;",
+        "        on_each([](Device& device) { device.finish(); });", "        devices_.front()->finish();",
         "device/cuda/per_device.test.cpp", "an operation on either device*",
     ),
     Mutation(

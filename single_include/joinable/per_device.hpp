@@ -8,6 +8,7 @@
 #include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <exception>
 #include <optional>
 #include <span>
 #include <utility>
@@ -76,15 +77,14 @@ public:
             return device->can_scale();
         });
     }
+    /// If a device throws, the others submit nevertheless: no request stays for a later submission, when its memory may
+    /// have ended. What the first one threw is thrown at the end.
     void submit() override {
-        for (Device* const device : devices_) {
-            device->submit();
-        }
+        on_each([](Device& device) { device.submit(); });
     }
+    /// If a device throws: as submit().
     void finish() override {
-        for (Device* const device : devices_) {
-            device->finish();
-        }
+        on_each([](Device& device) { device.finish(); });
     }
     [[nodiscard]] bool can_update(detail::DeviceRule const&) const noexcept override {
         return false;
@@ -109,6 +109,19 @@ public:
     }
 
 private:
+    template <class F>
+    void on_each(F const& f) {
+        std::exception_ptr first;
+        for (Device* const device : devices_) {
+            std::exception_ptr const error = detail::exception_of([&] { f(*device); });
+            if (!first) {
+                first = error;
+            }
+        }
+        if (first) {
+            std::rethrow_exception(first);
+        }
+    }
     [[nodiscard]] Device& of(void const* memory) {
         return memory == nullptr ? *devices_.front() : of(id_of(memory));
     }

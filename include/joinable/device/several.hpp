@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
@@ -74,15 +76,14 @@ public:
             return device->can_scale();
         });
     }
+    /// If a device throws, the others submit nevertheless: no request stays for a later submission, when its memory may
+    /// have ended. What the first one threw is thrown at the end.
     void submit() override {
-        for (Device* const device : devices_) {
-            device->submit();
-        }
+        on_each([](Device& device) { device.submit(); });
     }
+    /// If a device throws: as submit().
     void finish() override {
-        for (Device* const device : devices_) {
-            device->finish();
-        }
+        on_each([](Device& device) { device.finish(); });
     }
     [[nodiscard]] bool can_update(detail::DeviceRule const&) const noexcept override {
         return false;
@@ -107,6 +108,19 @@ public:
     }
 
 private:
+    template <class F>
+    void on_each(F const& f) {
+        std::exception_ptr first;
+        for (Device* const device : devices_) {
+            std::exception_ptr const error = detail::exception_of([&] { f(*device); });
+            if (!first) {
+                first = error;
+            }
+        }
+        if (first) {
+            std::rethrow_exception(first);
+        }
+    }
     [[nodiscard]] Device& of(void const* memory) {
         return memory == nullptr ? *devices_.front() : of(id_of(memory));
     }

@@ -801,6 +801,77 @@ TEST_CASE("a communicator is that of a device, and memory elsewhere is refused")
     });
 }
 
+TEST_CASE("what one device cannot submit is forgotten, and the others submit") {
+    enum class End { submit, finish };
+    for (End const end : {End::submit, End::finish}) {
+        for (std::size_t const failing : {0U, 1U, 2U}) { // 2: both
+            run_ranks({1}, [&](ThreadCommunicator& host) {
+                SplitModel<ScalingStreamCommunicator> model{host};
+                std::array<DeviceModel*, 2> const models{&model.first, &model.second};
+                joinable::SeveralDevices& devices = model.comm.device_memory();
+                std::array<Numbers, 2> before;
+                std::array<std::vector<DeviceTensor>, 2> from; // ends before the next submission
+                for (std::size_t k = 0; k < 2; ++k) {
+                    (void)cudaSetDevice(devices.at(k).id().index);
+                    DeviceParam const& target = models[k]->params[0];
+                    before[k] = target.value.numbers();
+                    from[k].emplace_back(
+                        DType::f32, target.value.view().extents(), target.value.view().strides()
+                    );
+                    from[k][0].assign(Numbers(before[k].size(), 7.5));
+                    devices.copy(from[k][0].view(), target.value.view());
+                    if (failing == k || failing == 2) {
+                        REQUIRE(
+                            cudaStreamBeginCapture(
+                                models[k]->stream(), cudaStreamCaptureModeRelaxed
+                            ) == cudaSuccess
+                        );
+                    }
+                }
+                auto const submit = [&] {
+                    end == End::submit ? devices.submit() : devices.finish();
+                };
+                says(failure_of(submit), "captures a CUDA graph; end the capture");
+                for (std::size_t k = 0; k < 2; ++k) {
+                    if (failing == k || failing == 2) {
+                        cudaGraph_t graph = nullptr;
+                        REQUIRE(cudaStreamEndCapture(models[k]->stream(), &graph) == cudaSuccess);
+                        (void)cudaGraphDestroy(graph);
+                    }
+                }
+                fake::drain();
+                auto const is_as_it_was = [&](std::size_t k) {
+                    bool const is_failing = failing == k || failing == 2;
+                    Numbers const expected =
+                        is_failing ? before[k] : Numbers(before[k].size(), 7.5);
+                    return models[k]->params[0].value.numbers() == expected;
+                };
+                CHECK(is_as_it_was(0));
+                CHECK(is_as_it_was(1));
+                from = {};
+                submit();
+                fake::drain();
+                CHECK(is_as_it_was(0)); // nothing of the first submission is left
+                CHECK(is_as_it_was(1));
+            });
+        }
+    }
+    run_ranks({1}, [](ThreadCommunicator& host) { // of two errors, the first device's is thrown
+        SplitModel<ScalingStreamCommunicator> model{host};
+        REQUIRE(
+            cudaStreamBeginCapture(model.second.stream(), cudaStreamCaptureModeRelaxed) ==
+            cudaSuccess
+        );
+        fake::fail_next(cudaErrorNotSupported);
+        says(failure_of([&] { model.comm.device_memory().submit(); }), "communication: ");
+        CHECK(fake::has_failed());
+        cudaGraph_t graph = nullptr;
+        REQUIRE(cudaStreamEndCapture(model.second.stream(), &graph) == cudaSuccess);
+        (void)cudaGraphDestroy(graph);
+    });
+    check_nothing_is_left();
+}
+
 TEST_CASE("any number of communicators is one, which finds each by its device") {
     run_ranks({2}, [](ThreadCommunicator& host) {
         std::vector<std::unique_ptr<ScalingStreamCommunicator>> owned;

@@ -1690,7 +1690,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-refused-refresh-leaves-another-model", "participant/refresh.hpp",
-        "former.return_to(model);", ";",
+        "model.model() = std::move(former);", ";",
         "participant/refresh.test.cpp", "ranks that list different models*",
     ),
     Mutation(
@@ -1932,8 +1932,8 @@ MUTATIONS = [
         "trace/data_parallel_report.test.cpp", "times are averages*",
     ),
     Mutation(
-        "shadowed-rounds-are-not-reported", "participant/data_parallel.hpp",
-        "ddp_.count_reduction();", "",
+        "shadowed-rounds-are-not-reported", "participant/gradient_participant.hpp",
+        "                shadow(round);\n                count_reduction();", "                shadow(round);",
         "trace/data_parallel_report.test.cpp", "a line comes*",
     ),
     Mutation(
@@ -1994,8 +1994,8 @@ MUTATIONS = [
         "trace/trace.test.cpp", "a range that was open*",
     ),
     Mutation(
-        "waits-of-joined-ranks-are-not-shown", "participant/data_parallel.hpp",
-        "detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);", "",
+        "waits-of-joined-ranks-are-not-shown", "participant/gradient_participant.hpp",
+        "detail::PassRanges<Times>::note_wait(passes_.reducer_->timeline(), round);", "",
         "trace/trace.test.cpp", "a wait is shown*",
     ),
     Mutation(
@@ -2954,8 +2954,9 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "buckets are stepped while*",
     ),
     Mutation(
-        "joined-ranks-shadow-a-backward-pass-of-evaluations", "participant/sharded/data_parallel.hpp",
-        "finish_passes(trains)", "finish_passes(true)",
+        "joined-ranks-shadow-a-backward-pass-of-evaluations", "participant/gradient_participant.hpp",
+        "model_collectives_.follow(round);\n                hooks().finish_passes(trains);",
+        "model_collectives_.follow(round);\n                hooks().finish_passes(true);",
         "participant/sharded_parameters.test.cpp", "rounds that evaluate*",
     ),
     Mutation(
@@ -3820,13 +3821,13 @@ MUTATIONS = [
         "participant/without_pass.test.cpp", "what a joined rank held*",
     ),
     Mutation(
-        "failed-guards-leave-averages", "participant/data_parallel.hpp",
-        "~Hook() { ddp_.end_guard(); }", "~Hook() { ddp_.reducer_->forget_words(); }",
+        "failed-guards-leave-averages", "participant/gradient_participant.hpp",
+        "~Hook() { passes_.end_guard(); }", "~Hook() { passes_.reducer_->forget_words(); }",
         "participant/without_pass.test.cpp", "averages do not stay*",
     ),
     Mutation(
-        "failed-guards-leave-averages-in-sharded-models", "participant/sharded/data_parallel.hpp",
-        "~Hook() { sharded_.end_guard(); }", "~Hook() {}",
+        "failed-guards-leave-averages-in-sharded-models", "participant/gradient_participant.hpp",
+        "~Hook() { passes_.end_guard(); }", "~Hook() {}",
         "participant/sharded_data_parallel.test.cpp", "averages do not stay in sharded*",
     ),
     Mutation(

@@ -17307,11 +17307,26 @@ JOINABLE_DEFINITION std::uint64_t ReadyCheck::hash_of(std::size_t i) {
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
+/// A model that passes run, made of a list of parameters by the class derived from a GradientParticipant.
+template <class Comm, class GradientReducer>
+struct TrainedModel {
+    std::unique_ptr<GradientReducer> reducer_;
+    std::unique_ptr<ModuleState<Comm>> module_;
+    std::unique_ptr<ListedModel> listed_;
+    std::unique_ptr<ReadyCheck> ready_check_;     ///< with verify_ready
+    std::unique_ptr<ReplicaCheck> replica_check_; ///< with verify_replicas
+    std::string name_;                            ///< in the form that guards compare
+};
+
+} // namespace detail
+
 /// The passes of a model whose gradients are averaged: the verbs that DistributedDataParallel and
 /// ShardedDataParallel share. `GradientReducer` is a Reducer. If its reduction has `use(i, reducer)`, which waits for a
 /// value, passes may take `use` as their last argument; see also detail::PassHooks.
 template <Communicator Comm, class GradientReducer>
-class GradientParticipant {
+class GradientParticipant : protected detail::TrainedModel<Comm, GradientReducer> {
     using Reduction = std::remove_cvref_t<decltype(std::declval<GradientReducer&>().reduction())>;
 
 public:
@@ -17621,10 +17636,46 @@ public:
     [[nodiscard]] static constexpr bool leaves_gradients_local() noexcept {
         return !detail::sends_runs<Reduction>;
     }
+
+    /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
+    class Hook {
+    public:
+        using label = labels::gradients;
+        static constexpr bool gives_notice = true;
+
+        Hook(GradientParticipant& passes, bool divides_by_initial_world_size) noexcept
+            : passes_{passes},
+              divides_{
+                  passes.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
+              } {
+            passes.begin_guard();
+        }
+        Hook(Hook const&) = delete;
+        Hook& operator=(Hook const&) = delete;
+        /// An iteration may be open, if an exception ends the guard.
+        ~Hook() { passes_.end_guard(); }
+
+        void main_hook(Round const& round) {
+            detail::PassRanges<Times>::note_wait(passes_.reducer_->timeline(), round);
+            passes_.shadow_round(round);
+            passes_.report_if_due();
+        }
+        void forget_cleared() { passes_.forget_if_cleared(); }
+        void post_hook(JoinResult const& result) { passes_.sync_at_end(result); }
+
+    private:
+        GradientParticipant& passes_;
+        detail::ScopedFlag divides_; ///< set for the guard
+    };
+
     using join_keywords = std::conditional_t<
         leaves_gradients_local(),
         keywords<>,
         keywords<divide_by_initial_world_size_t>>;
+    [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
+        return Hook{*this, divides(args)};
+    }
+    static constexpr std::string_view join_verb = "forward() or skip()";
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
@@ -17885,7 +17936,7 @@ protected:
     }
     /// Whether ranks wait for each other between the passes.
     [[nodiscard]] bool meets_between_passes() const noexcept {
-        return module_->syncs_after_forward() || replica_check_.has_value() ||
+        return module_->syncs_after_forward() || replica_check_ != nullptr ||
                hooks().meets_between_passes();
     }
     [[nodiscard]] bool steps_joined_ranks() const noexcept {
@@ -18070,7 +18121,27 @@ protected:
             module_->plan_sync().run(comm_, result.authoritative_rank);
         }
     }
-    /// Runs on joined ranks in place of the passes of a round that syncs.
+    /// Runs on joined ranks in place of the passes of a round.
+    void shadow_round(Round const& round) {
+        try {
+            bool const trains = round.phase() == Phase::train;
+            [[maybe_unused]] std::optional<RoundRange> range;
+            if (trains) {
+                static_cast<void>(range.emplace(reducer_->timeline().round(true)));
+            }
+            if (round.will_sync()) {
+                shadow(round);
+                count_reduction();
+            } else {
+                model_collectives_.follow(round);
+                hooks().finish_passes(trains);
+            }
+        } catch (...) {
+            end_ranges();
+            throw;
+        }
+    }
+    /// The same for a round that syncs.
     void shadow(Round const& round) {
         if (module_->syncs_before_forward()) {
             module_->sync_buffers(round);
@@ -18095,14 +18166,19 @@ protected:
         }
     }
 
+    using Model = detail::TrainedModel<Comm, GradientReducer>;
+    using Model::listed_;
+    using Model::module_;
+    using Model::ready_check_;
+    using Model::reducer_;
+    using Model::replica_check_;
+
+    /// The model that passes run. Another one may take its place.
+    [[nodiscard]] Model& model() noexcept { return *this; }
+
     Comm& comm_;
     detail::Averaging averaging_;
-    std::unique_ptr<GradientReducer> reducer_; ///< set by the derived class, like the next one
-    std::optional<detail::ModuleState<Comm>> module_;
-    std::optional<detail::ListedModel> listed_;
-    std::optional<detail::ReadyCheck> ready_check_;     ///< with verify_ready
-    std::optional<detail::ReplicaCheck> replica_check_; ///< with verify_replicas
-    detail::ModelCollectives model_collectives_;        ///< collectives of the model
+    detail::ModelCollectives model_collectives_; ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
     bool has_had_guard_ = false;
@@ -18313,64 +18389,13 @@ public:
         this->set_report(std::move(report));
     }
 
-    /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
-    class Hook {
-    public:
-        using label = labels::gradients;
-        static constexpr bool gives_notice = true;
-
-        Hook(DistributedDataParallel& ddp, bool divides_by_initial_world_size) noexcept
-            : ddp_{ddp},
-              divides_{
-                  ddp.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
-              } {
-            ddp.begin_guard();
-        }
-        Hook(Hook const&) = delete;
-        Hook& operator=(Hook const&) = delete;
-        /// An iteration may be open, if an exception ends the guard.
-        ~Hook() { ddp_.end_guard(); }
-
-        void main_hook(Round const& round) {
-            detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);
-            if (round.phase() != Phase::train) {
-                ddp_.model_collectives_.follow(round);
-                return;
-            }
-            [[maybe_unused]] auto const range = ddp_.timeline().round(true);
-            try {
-                if (round.will_sync()) {
-                    ddp_.shadow(round);
-                    ddp_.count_reduction();
-                } else {
-                    ddp_.model_collectives_.follow(round);
-                }
-            } catch (...) {
-                ddp_.end_ranges();
-                throw;
-            }
-            ddp_.report_if_due();
-        }
-        void forget_cleared() { ddp_.forget_if_cleared(); }
-        void post_hook(JoinResult const& result) { ddp_.sync_at_end(result); }
-
-    private:
-        DistributedDataParallel& ddp_;
-        detail::ScopedFlag divides_; ///< set for the guard
-    };
-
     using Base::leaves_gradients_local;
-    using typename Base::join_keywords;
-    [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
-        return Hook{*this, Base::divides(args)};
-    }
     [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
-    static constexpr std::string_view join_verb = "forward() or skip()";
     /// Lists the options and the model. Models whose parameters are listed in another order differ.
     void agree_on(AgreementList& list) const {
         detail::agree_on(list, module_->options());
         detail::agree_on_reduction(list, reducer_->reduction());
-        list.add("model", model_);
+        list.add("model", this->name_);
         model_collectives_.agree_on(list);
     }
     /// For Checkpoint: what it writes, and where it reads to. Local, between rounds.
@@ -18495,7 +18520,9 @@ private:
             detail::agree_on(compared, options);
             detail::agree_on_reduction(compared, *shared);
             std::string model = detail::agree_on_model(compared, list, device, buffers);
-            module_.emplace(comm, list, std::move(buffers), options);
+            module_ = std::make_unique<detail::ModuleState<Comm>>(
+                comm, list, std::move(buffers), options
+            );
             if (again.compare) {
                 again.compare(list, compared);
             }
@@ -18512,18 +18539,21 @@ private:
                 buckets,
                 again.timeline ? again.timeline : std::make_shared<Times>()
             );
-            listed_.emplace(list, true);
+            listed_ = std::make_unique<detail::ListedModel>(list, true);
             if (options.verify_ready) {
-                ready_check_.emplace(list, device, detail::CheckedMarks::after_pass);
+                ready_check_ = std::make_unique<detail::ReadyCheck>(
+                    list, device, detail::CheckedMarks::after_pass
+                );
             }
             if (options.verify_replicas != 0) {
-                replica_check_.emplace(list, device, options.verify_replicas);
+                replica_check_ =
+                    std::make_unique<detail::ReplicaCheck>(list, device, options.verify_replicas);
             }
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync(again.is_equal));
             }
             entry.enter(list, options.shares_values);
-            model_ = std::move(model);
+            this->name_ = std::move(model);
         });
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
@@ -18577,7 +18607,6 @@ private:
 
     friend struct detail::Refresh<DistributedDataParallel>;
 
-    std::string model_; ///< in the form that guards compare
     JoinState state_;
     std::vector<std::unique_ptr<Reducer<Comm, Reduction, Times>>>
         former_; ///< by which refresh() was called: gradients may lie in its buckets

@@ -239,8 +239,8 @@ struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
         BufferList buffers,
         How how
     ) {
-        Former former{model};
-        auto& reducer = *former.reducer;
+        auto former = std::exchange(model.model(), {});
+        auto& reducer = *former.reducer_;
         Relisted relisted;
         std::optional<KeptState<Reduction>> kept;
         bool is_accepted = false;
@@ -249,9 +249,9 @@ struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
             reducer.shared_timeline(),
             [&](ParameterList const& list, AgreementList& compared) {
                 require_no_window(model, list);
-                relisted = Relisted{*former.listed, list, how.same_objects};
+                relisted = Relisted{*former.listed_, list, how.same_objects};
                 relisted.agree_on(compared, list);
-                model.module_->take_over(*former.module, compared);
+                model.module_->take_over(*former.module_, compared);
                 model.former_.reserve(model.former_.size() + 1);
                 kept.emplace(reducer.reduction(), device_of(model.comm_));
             },
@@ -260,7 +260,7 @@ struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
             },
             [&] {
                 is_accepted = true;
-                model.former_.push_back(std::move(former.reducer));
+                model.former_.push_back(std::move(former.reducer_));
                 model.forget_window(false);
                 if (how.accept) {
                     how.accept();
@@ -268,12 +268,12 @@ struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
                 kept->write(reducer.reduction(), [&](std::size_t i) { return relisted.was(i); });
             }
         };
-        DataParallelOptions const options = former.module->options();
+        DataParallelOptions const options = former.module_->options();
         try {
             model.list_model(list_parameters, std::move(buffers), options, again);
         } catch (...) {
             if (!is_accepted) {
-                former.return_to(model);
+                model.model() = std::move(former);
                 if (kept) {
                     reducer.prepare_reduction();
                     kept->write(reducer.reduction(), [](std::size_t i) { return i; });
@@ -291,46 +291,6 @@ private:
             throw ContractViolation{text_of_open_window("refresh()")};
         }
     }
-
-    /// The members of a model, moved out of it while another one is made in its place.
-    struct Former {
-        explicit Former(Model& model)
-            : reducer{std::move(model.reducer_)}, module{take(model.module_)},
-              listed{take(model.listed_)}, ready_check{take(model.ready_check_)},
-              replica_check{take(model.replica_check_)}, name{std::move(model.model_)} {}
-
-        void return_to(Model& model) {
-            model.reducer_ = std::move(reducer);
-            give_back(module, model.module_);
-            give_back(listed, model.listed_);
-            give_back(ready_check, model.ready_check_);
-            give_back(replica_check, model.replica_check_);
-            model.model_ = std::move(name);
-        }
-
-        std::unique_ptr<Reducer<Comm, Reduction, Times>> reducer;
-        std::optional<ModuleState<Comm>> module;
-        std::optional<ListedModel> listed;
-        std::optional<ReadyCheck> ready_check;
-        std::optional<ReplicaCheck> replica_check;
-        std::string name;
-
-    private:
-        // Some of these cannot be assigned.
-        template <class T>
-        static std::optional<T> take(std::optional<T>& from) {
-            std::optional<T> taken{std::move(from)};
-            from.reset();
-            return taken;
-        }
-        template <class T>
-        static void give_back(std::optional<T>& from, std::optional<T>& to) {
-            to.reset();
-            if (from) {
-                static_cast<void>(to.emplace(std::move(*from)));
-            }
-        }
-    };
 };
 
 }}} // namespace joinable::v0::detail

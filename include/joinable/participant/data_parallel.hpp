@@ -224,64 +224,13 @@ public:
         this->set_report(std::move(report));
     }
 
-    /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
-    class Hook {
-    public:
-        using label = labels::gradients;
-        static constexpr bool gives_notice = true;
-
-        Hook(DistributedDataParallel& ddp, bool divides_by_initial_world_size) noexcept
-            : ddp_{ddp},
-              divides_{
-                  ddp.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
-              } {
-            ddp.begin_guard();
-        }
-        Hook(Hook const&) = delete;
-        Hook& operator=(Hook const&) = delete;
-        /// An iteration may be open, if an exception ends the guard.
-        ~Hook() { ddp_.end_guard(); }
-
-        void main_hook(Round const& round) {
-            detail::PassRanges<Times>::note_wait(ddp_.timeline(), round);
-            if (round.phase() != Phase::train) {
-                ddp_.model_collectives_.follow(round);
-                return;
-            }
-            [[maybe_unused]] auto const range = ddp_.timeline().round(true);
-            try {
-                if (round.will_sync()) {
-                    ddp_.shadow(round);
-                    ddp_.count_reduction();
-                } else {
-                    ddp_.model_collectives_.follow(round);
-                }
-            } catch (...) {
-                ddp_.end_ranges();
-                throw;
-            }
-            ddp_.report_if_due();
-        }
-        void forget_cleared() { ddp_.forget_if_cleared(); }
-        void post_hook(JoinResult const& result) { ddp_.sync_at_end(result); }
-
-    private:
-        DistributedDataParallel& ddp_;
-        detail::ScopedFlag divides_; ///< set for the guard
-    };
-
     using Base::leaves_gradients_local;
-    using typename Base::join_keywords;
-    [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
-        return Hook{*this, Base::divides(args)};
-    }
     [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
-    static constexpr std::string_view join_verb = "forward() or skip()";
     /// Lists the options and the model. Models whose parameters are listed in another order differ.
     void agree_on(AgreementList& list) const {
         detail::agree_on(list, module_->options());
         detail::agree_on_reduction(list, reducer_->reduction());
-        list.add("model", model_);
+        list.add("model", this->name_);
         model_collectives_.agree_on(list);
     }
     /// For Checkpoint: what it writes, and where it reads to. Local, between rounds.
@@ -406,7 +355,9 @@ private:
             detail::agree_on(compared, options);
             detail::agree_on_reduction(compared, *shared);
             std::string model = detail::agree_on_model(compared, list, device, buffers);
-            module_.emplace(comm, list, std::move(buffers), options);
+            module_ = std::make_unique<detail::ModuleState<Comm>>(
+                comm, list, std::move(buffers), options
+            );
             if (again.compare) {
                 again.compare(list, compared);
             }
@@ -423,18 +374,21 @@ private:
                 buckets,
                 again.timeline ? again.timeline : std::make_shared<Times>()
             );
-            listed_.emplace(list, true);
+            listed_ = std::make_unique<detail::ListedModel>(list, true);
             if (options.verify_ready) {
-                ready_check_.emplace(list, device, detail::CheckedMarks::after_pass);
+                ready_check_ = std::make_unique<detail::ReadyCheck>(
+                    list, device, detail::CheckedMarks::after_pass
+                );
             }
             if (options.verify_replicas != 0) {
-                replica_check_.emplace(list, device, options.verify_replicas);
+                replica_check_ =
+                    std::make_unique<detail::ReplicaCheck>(list, device, options.verify_replicas);
             }
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync(again.is_equal));
             }
             entry.enter(list, options.shares_values);
-            model_ = std::move(model);
+            this->name_ = std::move(model);
         });
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
@@ -488,7 +442,6 @@ private:
 
     friend struct detail::Refresh<DistributedDataParallel>;
 
-    std::string model_; ///< in the form that guards compare
     JoinState state_;
     std::vector<std::unique_ptr<Reducer<Comm, Reduction, Times>>>
         former_; ///< by which refresh() was called: gradients may lie in its buckets

@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -37,11 +38,26 @@
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+
+/// A model that passes run, made of a list of parameters by the class derived from a GradientParticipant.
+template <class Comm, class GradientReducer>
+struct TrainedModel {
+    std::unique_ptr<GradientReducer> reducer_;
+    std::unique_ptr<ModuleState<Comm>> module_;
+    std::unique_ptr<ListedModel> listed_;
+    std::unique_ptr<ReadyCheck> ready_check_;     ///< with verify_ready
+    std::unique_ptr<ReplicaCheck> replica_check_; ///< with verify_replicas
+    std::string name_;                            ///< in the form that guards compare
+};
+
+} // namespace detail
+
 /// The passes of a model whose gradients are averaged: the verbs that DistributedDataParallel and
 /// ShardedDataParallel share. `GradientReducer` is a Reducer. If its reduction has `use(i, reducer)`, which waits for a
 /// value, passes may take `use` as their last argument; see also detail::PassHooks.
 template <Communicator Comm, class GradientReducer>
-class GradientParticipant {
+class GradientParticipant : protected detail::TrainedModel<Comm, GradientReducer> {
     using Reduction = std::remove_cvref_t<decltype(std::declval<GradientReducer&>().reduction())>;
 
 public:
@@ -351,10 +367,46 @@ public:
     [[nodiscard]] static constexpr bool leaves_gradients_local() noexcept {
         return !detail::sends_runs<Reduction>;
     }
+
+    /// Runs on joined ranks: the same buckets with zeros, and the averages into their gradients.
+    class Hook {
+    public:
+        using label = labels::gradients;
+        static constexpr bool gives_notice = true;
+
+        Hook(GradientParticipant& passes, bool divides_by_initial_world_size) noexcept
+            : passes_{passes},
+              divides_{
+                  passes.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
+              } {
+            passes.begin_guard();
+        }
+        Hook(Hook const&) = delete;
+        Hook& operator=(Hook const&) = delete;
+        /// An iteration may be open, if an exception ends the guard.
+        ~Hook() { passes_.end_guard(); }
+
+        void main_hook(Round const& round) {
+            detail::PassRanges<Times>::note_wait(passes_.reducer_->timeline(), round);
+            passes_.shadow_round(round);
+            passes_.report_if_due();
+        }
+        void forget_cleared() { passes_.forget_if_cleared(); }
+        void post_hook(JoinResult const& result) { passes_.sync_at_end(result); }
+
+    private:
+        GradientParticipant& passes_;
+        detail::ScopedFlag divides_; ///< set for the guard
+    };
+
     using join_keywords = std::conditional_t<
         leaves_gradients_local(),
         keywords<>,
         keywords<divide_by_initial_world_size_t>>;
+    [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
+        return Hook{*this, divides(args)};
+    }
+    static constexpr std::string_view join_verb = "forward() or skip()";
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
@@ -615,7 +667,7 @@ protected:
     }
     /// Whether ranks wait for each other between the passes.
     [[nodiscard]] bool meets_between_passes() const noexcept {
-        return module_->syncs_after_forward() || replica_check_.has_value() ||
+        return module_->syncs_after_forward() || replica_check_ != nullptr ||
                hooks().meets_between_passes();
     }
     [[nodiscard]] bool steps_joined_ranks() const noexcept {
@@ -800,7 +852,27 @@ protected:
             module_->plan_sync().run(comm_, result.authoritative_rank);
         }
     }
-    /// Runs on joined ranks in place of the passes of a round that syncs.
+    /// Runs on joined ranks in place of the passes of a round.
+    void shadow_round(Round const& round) {
+        try {
+            bool const trains = round.phase() == Phase::train;
+            [[maybe_unused]] std::optional<RoundRange> range;
+            if (trains) {
+                static_cast<void>(range.emplace(reducer_->timeline().round(true)));
+            }
+            if (round.will_sync()) {
+                shadow(round);
+                count_reduction();
+            } else {
+                model_collectives_.follow(round);
+                hooks().finish_passes(trains);
+            }
+        } catch (...) {
+            end_ranges();
+            throw;
+        }
+    }
+    /// The same for a round that syncs.
     void shadow(Round const& round) {
         if (module_->syncs_before_forward()) {
             module_->sync_buffers(round);
@@ -825,14 +897,19 @@ protected:
         }
     }
 
+    using Model = detail::TrainedModel<Comm, GradientReducer>;
+    using Model::listed_;
+    using Model::module_;
+    using Model::ready_check_;
+    using Model::reducer_;
+    using Model::replica_check_;
+
+    /// The model that passes run. Another one may take its place.
+    [[nodiscard]] Model& model() noexcept { return *this; }
+
     Comm& comm_;
     detail::Averaging averaging_;
-    std::unique_ptr<GradientReducer> reducer_; ///< set by the derived class, like the next one
-    std::optional<detail::ModuleState<Comm>> module_;
-    std::optional<detail::ListedModel> listed_;
-    std::optional<detail::ReadyCheck> ready_check_;     ///< with verify_ready
-    std::optional<detail::ReplicaCheck> replica_check_; ///< with verify_replicas
-    detail::ModelCollectives model_collectives_;        ///< collectives of the model
+    detail::ModelCollectives model_collectives_; ///< collectives of the model
     Round round_;
     Stage stage_ = Stage::idle;
     bool has_had_guard_ = false;

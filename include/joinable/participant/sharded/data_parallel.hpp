@@ -139,7 +139,9 @@ public:
         };
         detail::ShardChoices const choices{options.owners, options.units};
         add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {
-            this->module_.emplace(comm, ParameterList{}, std::move(buffers), passes);
+            this->module_ = std::make_unique<detail::ModuleState<Comm>>(
+                comm, ParameterList{}, std::move(buffers), passes
+            );
             start.emplace(this->module_->plan_sync());
         });
         start->run(comm, 0);
@@ -249,69 +251,34 @@ public:
         return detail::step_after(*this, std::forward<Closure>(closure), [this] { step(); });
     }
 
-    /// Runs on joined ranks: the same buckets with zeros, and the same steps.
-    class Hook {
+    /// Runs on joined ranks: what the passes run there, and the same steps.
+    class Hook : public Training::Hook {
     public:
-        using label = labels::gradients;
-        static constexpr bool gives_notice = true;
-
         Hook(ShardedDataParallel& sharded, bool divides_by_initial_world_size) noexcept
-            : sharded_{sharded},
-              divides_{
-                  sharded.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
-              } {
-            sharded.begin_guard();
-        }
-        Hook(Hook const&) = delete;
-        Hook& operator=(Hook const&) = delete;
-        /// An iteration may be open, if an exception ends the guard.
-        ~Hook() { sharded_.end_guard(); }
+            : Training::Hook{sharded, divides_by_initial_world_size}, sharded_{sharded} {}
 
         void main_hook(Round const& round) {
-            detail::PassRanges<Times>::note_wait(sharded_.timeline(), round);
-            try {
-                shadow(round);
-            } catch (...) {
-                sharded_.end_ranges();
-                throw;
-            }
+            Training::Hook::main_hook(round);
             if (round.will_sync()) {
                 sharded_.run(round);
             }
         }
-        void forget_cleared() { sharded_.forget_if_cleared(); }
         void post_hook(JoinResult const& result) {
-            sharded_.sync_at_end(result);
+            Training::Hook::post_hook(result);
             sharded_.take_settings(result);
         }
 
     private:
-        void shadow(Round const& round) {
-            bool const trains = round.phase() == Phase::train;
-            [[maybe_unused]] std::optional<typename Training::RoundRange> range;
-            if (trains) {
-                static_cast<void>(range.emplace(sharded_.timeline().round(true)));
-            }
-            if (round.will_sync()) {
-                sharded_.shadow(round);
-            } else {
-                sharded_.model_collectives_.follow(round);
-                sharded_.hooks().finish_passes(trains);
-            }
-        }
-
         ShardedDataParallel& sharded_;
-        detail::ScopedFlag divides_; ///< set for the guard
     };
 
     using Optimizer::join_communicator;
     using Optimizer::join_state;
     using typename Training::join_keywords;
     [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
-        return Hook{*this, args.get(divide_by_initial_world_size, true)};
+        return Hook{*this, Training::divides(args)};
     }
     [[nodiscard]] std::string_view join_name() const noexcept { return "ShardedDataParallel"; }
-    static constexpr std::string_view join_verb = "forward() or skip()";
     /// Options, and the rule of each group.
     void agree_on(AgreementList& list) const {
         compare_sharding(list);
@@ -399,16 +366,16 @@ private:
     /// Calls make(last), which makes groups and, by last(group), a reducer of the gradients of all.
     template <class Also, class Make>
     void with_reducer(Also const& also, Make const& make) {
-        std::unique_ptr<Averages> reducer;
-        std::optional<detail::ReadyCheck> check;
-        std::optional<detail::ListedModel> listed;
+        typename Training::Model made;
         Last const last = [&](detail::ShardGroup const& group) {
             also(group);
             ParameterList const all = parameters_with(group);
-            reducer = reducer_with(group, all);
-            listed.emplace(all, this->sharding() != Sharding::parameters);
+            made.reducer_ = reducer_with(group, all);
+            made.listed_ = std::make_unique<detail::ListedModel>(
+                all, this->sharding() != Sharding::parameters
+            );
             if (this->module_->options().verify_ready) {
-                check.emplace(
+                made.ready_check_ = std::make_unique<detail::ReadyCheck>(
                     all,
                     detail::device_of(Training::comm_),
                     detail::reduces_to_owners(this->sharding()) ? detail::CheckedMarks::at_once
@@ -420,11 +387,8 @@ private:
         if (this->reducer_ && !detail::reduces_to_owners(this->sharding())) {
             former_.push_back(std::move(this->reducer_)); // gradients may lie in its buckets
         }
-        this->reducer_ = std::move(reducer);
-        this->listed_ = std::move(listed);
-        if (check) {
-            this->ready_check_.emplace(std::move(*check));
-        }
+        made.module_ = std::move(this->module_);
+        this->model() = std::move(made);
         detail::abort_if_throws(Training::comm_, [&] { this->reducer_->take_gradients(); });
         this->reducer_->register_memory();
         std::erase_if(former_, [](auto const& one) { return !one->holds_gradients(); });

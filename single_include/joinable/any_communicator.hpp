@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -191,6 +192,28 @@ by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lack
 
 #endif
 
+// ---- joinable/detail/requested_checks.hpp
+
+#ifndef JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+#define JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The checks that the environment variable JOINABLE_CHECK turns on, in programs that are not compiled for them.
+struct RequestedChecks {
+    std::string_view text; ///< as the variable has it; empty if it is not set
+    bool collectives = false;
+    bool ready = false;
+    bool replicas = false;
+
+    /// @throws ContractViolation  it has an unknown word.
+    [[nodiscard]] static RequestedChecks read();
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/detail/comparison.hpp
 
 #ifndef JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
@@ -295,6 +318,54 @@ private:
     bool has_tables_ = false;
     std::vector<std::uint64_t> words_;
 };
+
+/// Collective. Whether all ranks compare collectives, because their options say so or JOINABLE_CHECK=collectives
+/// does. `option` is the option's name, and `share(word)` returns the words of all ranks, by rank.
+/// @throws Mismatch           ranks differ.
+/// @throws ContractViolation  the variable has an unknown word; PeerFailed on the others.
+template <class Share>
+[[nodiscard]] bool agree_to_compare(
+    bool by_options, std::string_view option, Share const& share, bool is_renumbered = false
+) {
+    constexpr std::uint64_t unknown = 2;
+    bool compares = by_options;
+    std::exception_ptr const error =
+        exception_of([&] { compares = compares || RequestedChecks::read().collectives; });
+    std::vector<std::uint64_t> words;
+    try {
+        words = share(error ? unknown : std::uint64_t{compares ? 1U : 0U});
+    } catch (...) {
+        std::rethrow_exception(error ? error : std::current_exception());
+    }
+    if (error) {
+        std::rethrow_exception(error);
+    }
+    int const size = static_cast<int>(words.size());
+    auto const failed =
+        ranks_where(size, [&](int rank) { return words[as_index(rank)] == unknown; });
+    if (!failed.empty()) {
+        throw PeerFailed{
+            failed, failure_text(failed, "JOINABLE_CHECK has an unknown word there"), is_renumbered
+        };
+    }
+    auto const others =
+        ranks_where(size, [&](int rank) { return words[as_index(rank)] != words[0]; });
+    if (!others.empty()) {
+        throw Mismatch{
+            others,
+            concat(
+                "options differ: ",
+                option,
+                ", or JOINABLE_CHECK=collectives: rank 0 has ",
+                words[0] != 0 ? "true, rank " : "false, rank ",
+                others.front(),
+                words[0] != 0 ? " has false" : " has true"
+            ),
+            is_renumbered
+        };
+    }
+    return compares;
+}
 
 }}} // namespace joinable::v0::detail
 

@@ -42,6 +42,185 @@
 
 #include "join.hpp"
 
+// ---- joinable/detail/requested_checks.hpp
+
+#ifndef JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+#define JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The checks that the environment variable JOINABLE_CHECK turns on, in programs that are not compiled for them.
+struct RequestedChecks {
+    std::string_view text; ///< as the variable has it; empty if it is not set
+    bool collectives = false;
+    bool ready = false;
+    bool replicas = false;
+
+    /// @throws ContractViolation  it has an unknown word.
+    [[nodiscard]] static RequestedChecks read();
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/detail/comparison.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
+
+/// @file
+/// How ranks compare what they are about to do.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Why the signatures differ. `words` has as many words from each rank, in rank order, which begin with its
+/// Descriptor::words().
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_signatures(int size, std::span<std::uint64_t const> words) {
+    std::size_t const width = words.size() / static_cast<std::size_t>(size);
+    return find_difference(size, [&](int rank) {
+        return Descriptor::of_words(words.subspan(width * static_cast<std::size_t>(rank)));
+    });
+}
+
+/// Whether ranks must be told the counts of others before they can pass data on.
+[[nodiscard]] constexpr bool tells_parts(Descriptor const& signature) noexcept {
+    return signature.has_counts && (signature.collective == Collective::gather ||
+                                    signature.collective == Collective::scatter ||
+                                    signature.collective == Collective::all_to_all);
+}
+
+/// The words that ranks sum before data moves: first the signatures, then, if these are equal and have
+/// counts, the tables of counts. All find the same difference, or none. Its memory is kept for the next one.
+class Comparison {
+public:
+    /// Begins with the signatures.
+    void begin(Descriptor const& own, int rank, int size) {
+        signature_ = own;
+        rank_ = rank;
+        size_ = size;
+        has_tables_ = false;
+        auto const mine = own.words();
+        words_.assign(mine.size() * static_cast<std::size_t>(size), 0);
+        std::copy(mine.begin(), mine.end(), words_.data() + mine.size() * as_index(rank));
+    }
+    /// Goes on to the tables of the same collective. False if it has none, or they were compared.
+    [[nodiscard]] bool go_on(PartSizes const& sends, PartSizes const& expects) {
+        if (!signature_.has_counts || std::exchange(has_tables_, true)) {
+            return false;
+        }
+        words_.clear();
+        for (int from = 0; from < size_; ++from) {
+            for (int to = 0; to < size_; ++to) {
+                if (has_part(from, to)) {
+                    words_.push_back(from == rank_ ? sends[to] : 0);
+                    words_.push_back(to == rank_ ? expects[from] : 0);
+                }
+            }
+        }
+        return true;
+    }
+    /// There is nothing more to compare, until the next begin().
+    void end() noexcept { words_.clear(); }
+    [[nodiscard]] bool is_over() const noexcept { return words_.empty(); }
+
+    /// To be summed over all ranks, in place.
+    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
+    /// @pre ranks have summed the words
+    [[nodiscard]] std::optional<AbortReason> difference() const {
+        if (!has_tables_) {
+            return difference_of_signatures(size_, words_);
+        }
+        auto const word = [&](int from, int to, int side) -> std::uint64_t {
+            int const pair = signature_.collective == Collective::gather    ? from
+                             : signature_.collective == Collective::scatter ? to
+                                                                            : size_ * from + to;
+            return has_part(from, to) ? words_[static_cast<std::size_t>(2 * pair + side)] : 0;
+        };
+        return find_difference_of_counts(
+            size_,
+            signature_,
+            [&](int from, int to) { return word(from, to, 0); },
+            [&](int from, int to) { return word(from, to, 1); }
+        );
+    }
+    /// The counts of all ranks, as a Substitute takes them. @pre ranks have summed the tables
+    [[nodiscard]] std::vector<std::size_t> known() const {
+        std::vector<std::size_t> counts;
+        for (std::size_t pair = 0; pair < words_.size(); pair += 2) {
+            counts.push_back(words_[pair]);
+        }
+        return counts;
+    }
+
+private:
+    /// Only the root has parts for others in a scatter, or gets some in a gather.
+    [[nodiscard]] bool has_part(int from, int to) const noexcept {
+        return signature_.collective == Collective::gather    ? to == signature_.root
+               : signature_.collective == Collective::scatter ? from == signature_.root
+                                                              : true;
+    }
+
+    Descriptor signature_;
+    int rank_ = 0;
+    int size_ = 0;
+    bool has_tables_ = false;
+    std::vector<std::uint64_t> words_;
+};
+
+/// Collective. Whether all ranks compare collectives, because their options say so or JOINABLE_CHECK=collectives
+/// does. `option` is the option's name, and `share(word)` returns the words of all ranks, by rank.
+/// @throws Mismatch           ranks differ.
+/// @throws ContractViolation  the variable has an unknown word; PeerFailed on the others.
+template <class Share>
+[[nodiscard]] bool agree_to_compare(
+    bool by_options, std::string_view option, Share const& share, bool is_renumbered = false
+) {
+    constexpr std::uint64_t unknown = 2;
+    bool compares = by_options;
+    std::exception_ptr const error =
+        exception_of([&] { compares = compares || RequestedChecks::read().collectives; });
+    std::vector<std::uint64_t> words;
+    try {
+        words = share(error ? unknown : std::uint64_t{compares ? 1U : 0U});
+    } catch (...) {
+        std::rethrow_exception(error ? error : std::current_exception());
+    }
+    if (error) {
+        std::rethrow_exception(error);
+    }
+    int const size = static_cast<int>(words.size());
+    auto const failed =
+        ranks_where(size, [&](int rank) { return words[as_index(rank)] == unknown; });
+    if (!failed.empty()) {
+        throw PeerFailed{
+            failed, failure_text(failed, "JOINABLE_CHECK has an unknown word there"), is_renumbered
+        };
+    }
+    auto const others =
+        ranks_where(size, [&](int rank) { return words[as_index(rank)] != words[0]; });
+    if (!others.empty()) {
+        throw Mismatch{
+            others,
+            concat(
+                "options differ: ",
+                option,
+                ", or JOINABLE_CHECK=collectives: rank 0 has ",
+                words[0] != 0 ? "true, rank " : "false, rank ",
+                others.front(),
+                words[0] != 0 ? " has false" : " has true"
+            ),
+            is_renumbered
+        };
+    }
+    return compares;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/detail/shared_mapping.hpp
 
 #ifndef JOINABLE_COMMUNICATOR_DETAIL_SHARED_MAPPING_HPP_PART_1
@@ -445,115 +624,6 @@ struct MpiPause : PollPause {
 };
 
 }}} // namespace joinable::v0::detail
-
-// ---- joinable/communicator/detail/comparison.hpp
-
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
-
-/// @file
-/// How ranks compare what they are about to do.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Why the signatures differ. `words` has as many words from each rank, in rank order, which begin with its
-/// Descriptor::words().
-[[nodiscard]] inline std::optional<AbortReason>
-difference_of_signatures(int size, std::span<std::uint64_t const> words) {
-    std::size_t const width = words.size() / static_cast<std::size_t>(size);
-    return find_difference(size, [&](int rank) {
-        return Descriptor::of_words(words.subspan(width * static_cast<std::size_t>(rank)));
-    });
-}
-
-/// Whether ranks must be told the counts of others before they can pass data on.
-[[nodiscard]] constexpr bool tells_parts(Descriptor const& signature) noexcept {
-    return signature.has_counts && (signature.collective == Collective::gather ||
-                                    signature.collective == Collective::scatter ||
-                                    signature.collective == Collective::all_to_all);
-}
-
-/// The words that ranks sum before data moves: first the signatures, then, if these are equal and have
-/// counts, the tables of counts. All find the same difference, or none. Its memory is kept for the next one.
-class Comparison {
-public:
-    /// Begins with the signatures.
-    void begin(Descriptor const& own, int rank, int size) {
-        signature_ = own;
-        rank_ = rank;
-        size_ = size;
-        has_tables_ = false;
-        auto const mine = own.words();
-        words_.assign(mine.size() * static_cast<std::size_t>(size), 0);
-        std::copy(mine.begin(), mine.end(), words_.data() + mine.size() * as_index(rank));
-    }
-    /// Goes on to the tables of the same collective. False if it has none, or they were compared.
-    [[nodiscard]] bool go_on(PartSizes const& sends, PartSizes const& expects) {
-        if (!signature_.has_counts || std::exchange(has_tables_, true)) {
-            return false;
-        }
-        words_.clear();
-        for (int from = 0; from < size_; ++from) {
-            for (int to = 0; to < size_; ++to) {
-                if (has_part(from, to)) {
-                    words_.push_back(from == rank_ ? sends[to] : 0);
-                    words_.push_back(to == rank_ ? expects[from] : 0);
-                }
-            }
-        }
-        return true;
-    }
-    /// There is nothing more to compare, until the next begin().
-    void end() noexcept { words_.clear(); }
-    [[nodiscard]] bool is_over() const noexcept { return words_.empty(); }
-
-    /// To be summed over all ranks, in place.
-    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
-    /// @pre ranks have summed the words
-    [[nodiscard]] std::optional<AbortReason> difference() const {
-        if (!has_tables_) {
-            return difference_of_signatures(size_, words_);
-        }
-        auto const word = [&](int from, int to, int side) -> std::uint64_t {
-            int const pair = signature_.collective == Collective::gather    ? from
-                             : signature_.collective == Collective::scatter ? to
-                                                                            : size_ * from + to;
-            return has_part(from, to) ? words_[static_cast<std::size_t>(2 * pair + side)] : 0;
-        };
-        return find_difference_of_counts(
-            size_,
-            signature_,
-            [&](int from, int to) { return word(from, to, 0); },
-            [&](int from, int to) { return word(from, to, 1); }
-        );
-    }
-    /// The counts of all ranks, as a Substitute takes them. @pre ranks have summed the tables
-    [[nodiscard]] std::vector<std::size_t> known() const {
-        std::vector<std::size_t> counts;
-        for (std::size_t pair = 0; pair < words_.size(); pair += 2) {
-            counts.push_back(words_[pair]);
-        }
-        return counts;
-    }
-
-private:
-    /// Only the root has parts for others in a scatter, or gets some in a gather.
-    [[nodiscard]] bool has_part(int from, int to) const noexcept {
-        return signature_.collective == Collective::gather    ? to == signature_.root
-               : signature_.collective == Collective::scatter ? from == signature_.root
-                                                              : true;
-    }
-
-    Descriptor signature_;
-    int rank_ = 0;
-    int size_ = 0;
-    bool has_tables_ = false;
-    std::vector<std::uint64_t> words_;
-};
-
-}}} // namespace joinable::v0::detail
-
-#endif
 
 // ---- joinable/communicator/mpi/detail/calls.hpp
 
@@ -1712,39 +1782,6 @@ difference_of_meetings(std::span<std::uint64_t const> words) {
     return find_difference(static_cast<int>(words.size() / 2), [&](int rank) {
         return Meeting{static_cast<MpiMeeting>(words[2 * static_cast<std::size_t>(rank)])};
     });
-}
-
-/// The word of a rank whose JOINABLE_CHECK has an unknown word.
-inline constexpr std::uint64_t unknown_checks = 2;
-/// `words` has one from each rank: whether it compares collectives, or unknown_checks.
-[[nodiscard]] inline std::optional<AbortReason>
-difference_of_checks(std::span<std::uint64_t const> words) {
-    std::vector<int> failed;
-    std::vector<int> others;
-    for (std::size_t rank = 0; rank < words.size(); ++rank) {
-        if (words[rank] == unknown_checks) {
-            failed.push_back(static_cast<int>(rank));
-        } else if (words[rank] != words[0]) {
-            others.push_back(static_cast<int>(rank));
-        }
-    }
-    if (!failed.empty()) {
-        std::string const text =
-            ranks_text(failed) + " failed: JOINABLE_CHECK has an unknown word there";
-        return AbortReason{FailureKind::peer_failed, failed, text};
-    }
-    if (others.empty()) {
-        return std::nullopt;
-    }
-    std::string const text = concat(
-        "options differ: MpiOptions::check, or JOINABLE_CHECK=collectives: rank 0 has ",
-        words[0] != 0 ? "true" : "false",
-        ", rank ",
-        others.front(),
-        " has ",
-        words[0] != 0 ? "false" : "true"
-    );
-    return AbortReason{FailureKind::mismatch, others, text};
 }
 
 }}} // namespace joinable::v0::detail
@@ -3384,28 +3421,6 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/detail/requested_checks.hpp
-
-#ifndef JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
-#define JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// The checks that the environment variable JOINABLE_CHECK turns on, in programs that are not compiled for them.
-struct RequestedChecks {
-    std::string_view text; ///< as the variable has it; empty if it is not set
-    bool collectives = false;
-    bool ready = false;
-    bool replicas = false;
-
-    /// @throws ContractViolation  it has an unknown word.
-    [[nodiscard]] static RequestedChecks read();
-};
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
 // ---- joinable/communicator/mpi/communicator.hpp
 
 namespace joinable { inline namespace v0 {
@@ -3582,27 +3597,15 @@ private:
     ) {
         detail::MpiErrorsReturned errors{owned};
         MPI_Comm const alarm = detail::duplicate(owned, options.deadline);
-        bool checks = options.check;
-        std::exception_ptr const error = detail::exception_of([&] {
-            if (parent == nullptr) { // a group inherits what its parent's ranks have agreed on
-                checks = checks || detail::RequestedChecks::read().collectives;
-            }
-        });
-        std::vector<std::uint64_t> const all = detail::meet(
-            alarm,
-            error    ? detail::unknown_checks
-            : checks ? 1U
-                     : 0U,
-            options.deadline
-        );
-        if (error) {
-            std::rethrow_exception(error);
+        MpiOptions agreed = options; // as the ranks of a group's parent have agreed
+        auto const share = [&](std::uint64_t word) {
+            return detail::meet(alarm, word, options.deadline);
+        };
+        if (parent == nullptr) {
+            agreed.check = detail::agree_to_compare(options.check, "MpiOptions::check", share);
+        } else {
+            static_cast<void>(share(0));
         }
-        if (auto const reason = detail::difference_of_checks(all)) {
-            detail::throw_failure(*reason);
-        }
-        MpiOptions agreed = options;
-        agreed.check = checks;
         int rank = 0;
         int size = 0;
         detail::check_mpi(MPI_Comm_rank(owned, &rank), "MPI_Comm_rank");

@@ -1726,6 +1726,28 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/detail/requested_checks.hpp
+
+#ifndef JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+#define JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The checks that the environment variable JOINABLE_CHECK turns on, in programs that are not compiled for them.
+struct RequestedChecks {
+    std::string_view text; ///< as the variable has it; empty if it is not set
+    bool collectives = false;
+    bool ready = false;
+    bool replicas = false;
+
+    /// @throws ContractViolation  it has an unknown word.
+    [[nodiscard]] static RequestedChecks read();
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/detail/comparison.hpp
 
 #ifndef JOINABLE_COMMUNICATOR_DETAIL_COMPARISON_HPP_PART_1
@@ -1830,6 +1852,54 @@ private:
     bool has_tables_ = false;
     std::vector<std::uint64_t> words_;
 };
+
+/// Collective. Whether all ranks compare collectives, because their options say so or JOINABLE_CHECK=collectives
+/// does. `option` is the option's name, and `share(word)` returns the words of all ranks, by rank.
+/// @throws Mismatch           ranks differ.
+/// @throws ContractViolation  the variable has an unknown word; PeerFailed on the others.
+template <class Share>
+[[nodiscard]] bool agree_to_compare(
+    bool by_options, std::string_view option, Share const& share, bool is_renumbered = false
+) {
+    constexpr std::uint64_t unknown = 2;
+    bool compares = by_options;
+    std::exception_ptr const error =
+        exception_of([&] { compares = compares || RequestedChecks::read().collectives; });
+    std::vector<std::uint64_t> words;
+    try {
+        words = share(error ? unknown : std::uint64_t{compares ? 1U : 0U});
+    } catch (...) {
+        std::rethrow_exception(error ? error : std::current_exception());
+    }
+    if (error) {
+        std::rethrow_exception(error);
+    }
+    int const size = static_cast<int>(words.size());
+    auto const failed =
+        ranks_where(size, [&](int rank) { return words[as_index(rank)] == unknown; });
+    if (!failed.empty()) {
+        throw PeerFailed{
+            failed, failure_text(failed, "JOINABLE_CHECK has an unknown word there"), is_renumbered
+        };
+    }
+    auto const others =
+        ranks_where(size, [&](int rank) { return words[as_index(rank)] != words[0]; });
+    if (!others.empty()) {
+        throw Mismatch{
+            others,
+            concat(
+                "options differ: ",
+                option,
+                ", or JOINABLE_CHECK=collectives: rank 0 has ",
+                words[0] != 0 ? "true, rank " : "false, rank ",
+                others.front(),
+                words[0] != 0 ? " has false" : " has true"
+            ),
+            is_renumbered
+        };
+    }
+    return compares;
+}
 
 }}} // namespace joinable::v0::detail
 
@@ -2135,28 +2205,6 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/detail/requested_checks.hpp
-
-#ifndef JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
-#define JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// The checks that the environment variable JOINABLE_CHECK turns on, in programs that are not compiled for them.
-struct RequestedChecks {
-    std::string_view text; ///< as the variable has it; empty if it is not set
-    bool collectives = false;
-    bool ready = false;
-    bool replicas = false;
-
-    /// @throws ContractViolation  it has an unknown word.
-    [[nodiscard]] static RequestedChecks read();
-};
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
 // ---- joinable/communicator/nccl/detail/setup.hpp
 
 /// @file
@@ -2169,14 +2217,14 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// PeerFailed with the text of the lowest such rank: see agree(). The control communicator stays
 /// usable.
 template <class Local>
-void prepare_together(NcclRank& rank, Local const& local, AgreementList const& list = {}) {
+void prepare_together(NcclRank& rank, Local const& local) {
     std::exception_ptr const error = exception_of(local);
     throw_if_any_failed(
         error,
         [&] {
             std::optional<AbortReason> failure;
             rank.over_control([&](NcclControl& control) { // it would end with agree()'s error
-                failure = find_disagreement(control, list, error);
+                failure = find_disagreement(control, {}, error);
             });
             return failure;
         },
@@ -2187,18 +2235,12 @@ void prepare_together(NcclRank& rank, Local const& local, AgreementList const& l
 /// Collective. Whether ranks compare collectives: all have that option, or JOINABLE_CHECK asks for it.
 /// @throws Mismatch  ranks differ; ContractViolation  the variable has an unknown word.
 [[nodiscard]] inline bool agree_on_check(NcclRank& rank, NcclOptions const& options) {
-    bool checks = false;
-    AgreementList list;
-    prepare_together(
-        rank,
-        [&] {
-            checks = options.check || RequestedChecks::read().collectives;
-            list.begin_section("options differ: ");
-            list.add("NcclOptions::check, or JOINABLE_CHECK=collectives", checks);
-        },
-        list
-    );
-    return checks;
+    auto const share = [&](std::uint64_t word) {
+        std::vector<std::uint64_t> words;
+        rank.over_control([&](NcclControl& control) { words = control.gather({&word, 1}); });
+        return words;
+    };
+    return agree_to_compare(options.check, "NcclOptions::check", share, rank.is_renumbered());
 }
 
 /// The number of lower ranks on this machine.

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,9 @@
 #include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
+#include <joinable/detail/failure.hpp>
+#include <joinable/detail/requested_checks.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
 /// @file
@@ -114,5 +119,53 @@ private:
     bool has_tables_ = false;
     std::vector<std::uint64_t> words_;
 };
+
+/// Collective. Whether all ranks compare collectives, because their options say so or JOINABLE_CHECK=collectives
+/// does. `option` is the option's name, and `share(word)` returns the words of all ranks, by rank.
+/// @throws Mismatch           ranks differ.
+/// @throws ContractViolation  the variable has an unknown word; PeerFailed on the others.
+template <class Share>
+[[nodiscard]] bool agree_to_compare(
+    bool by_options, std::string_view option, Share const& share, bool is_renumbered = false
+) {
+    constexpr std::uint64_t unknown = 2;
+    bool compares = by_options;
+    std::exception_ptr const error =
+        exception_of([&] { compares = compares || RequestedChecks::read().collectives; });
+    std::vector<std::uint64_t> words;
+    try {
+        words = share(error ? unknown : std::uint64_t{compares ? 1U : 0U});
+    } catch (...) {
+        std::rethrow_exception(error ? error : std::current_exception());
+    }
+    if (error) {
+        std::rethrow_exception(error);
+    }
+    int const size = static_cast<int>(words.size());
+    auto const failed =
+        ranks_where(size, [&](int rank) { return words[as_index(rank)] == unknown; });
+    if (!failed.empty()) {
+        throw PeerFailed{
+            failed, failure_text(failed, "JOINABLE_CHECK has an unknown word there"), is_renumbered
+        };
+    }
+    auto const others =
+        ranks_where(size, [&](int rank) { return words[as_index(rank)] != words[0]; });
+    if (!others.empty()) {
+        throw Mismatch{
+            others,
+            concat(
+                "options differ: ",
+                option,
+                ", or JOINABLE_CHECK=collectives: rank 0 has ",
+                words[0] != 0 ? "true, rank " : "false, rank ",
+                others.front(),
+                words[0] != 0 ? " has false" : " has true"
+            ),
+            is_renumbered
+        };
+    }
+    return compares;
+}
 
 }}} // namespace joinable::v0::detail

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <new>
@@ -19,6 +18,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/communicator/detail/transport.hpp>
@@ -33,8 +33,6 @@
 #include <joinable/communicator/mpi/detail/rank.hpp>
 #include <joinable/communicator/mpi/detail/session.hpp>
 #include <joinable/communicator/mpi/options.hpp>
-#include <joinable/detail/failure.hpp>
-#include <joinable/detail/requested_checks.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
@@ -214,27 +212,15 @@ private:
     ) {
         detail::MpiErrorsReturned errors{owned};
         MPI_Comm const alarm = detail::duplicate(owned, options.deadline);
-        bool checks = options.check;
-        std::exception_ptr const error = detail::exception_of([&] {
-            if (parent == nullptr) { // a group inherits what its parent's ranks have agreed on
-                checks = checks || detail::RequestedChecks::read().collectives;
-            }
-        });
-        std::vector<std::uint64_t> const all = detail::meet(
-            alarm,
-            error    ? detail::unknown_checks
-            : checks ? 1U
-                     : 0U,
-            options.deadline
-        );
-        if (error) {
-            std::rethrow_exception(error);
+        MpiOptions agreed = options; // as the ranks of a group's parent have agreed
+        auto const share = [&](std::uint64_t word) {
+            return detail::meet(alarm, word, options.deadline);
+        };
+        if (parent == nullptr) {
+            agreed.check = detail::agree_to_compare(options.check, "MpiOptions::check", share);
+        } else {
+            static_cast<void>(share(0));
         }
-        if (auto const reason = detail::difference_of_checks(all)) {
-            detail::throw_failure(*reason);
-        }
-        MpiOptions agreed = options;
-        agreed.check = checks;
         int rank = 0;
         int size = 0;
         detail::check_mpi(MPI_Comm_rank(owned, &rank), "MPI_Comm_rank");

@@ -5,9 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include <mpi.h>
 
@@ -80,39 +78,6 @@ difference_of_meetings(std::span<std::uint64_t const> words) {
     return find_difference(static_cast<int>(words.size() / 2), [&](int rank) {
         return Meeting{static_cast<MpiMeeting>(words[2 * static_cast<std::size_t>(rank)])};
     });
-}
-
-/// The word of a rank whose JOINABLE_CHECK has an unknown word.
-inline constexpr std::uint64_t unknown_checks = 2;
-/// `words` has one from each rank: whether it compares collectives, or unknown_checks.
-[[nodiscard]] inline std::optional<AbortReason>
-difference_of_checks(std::span<std::uint64_t const> words) {
-    std::vector<int> failed;
-    std::vector<int> others;
-    for (std::size_t rank = 0; rank < words.size(); ++rank) {
-        if (words[rank] == unknown_checks) {
-            failed.push_back(static_cast<int>(rank));
-        } else if (words[rank] != words[0]) {
-            others.push_back(static_cast<int>(rank));
-        }
-    }
-    if (!failed.empty()) {
-        std::string const text =
-            ranks_text(failed) + " failed: JOINABLE_CHECK has an unknown word there";
-        return AbortReason{FailureKind::peer_failed, failed, text};
-    }
-    if (others.empty()) {
-        return std::nullopt;
-    }
-    std::string const text = concat(
-        "options differ: MpiOptions::check, or JOINABLE_CHECK=collectives: rank 0 has ",
-        words[0] != 0 ? "true" : "false",
-        ", rank ",
-        others.front(),
-        " has ",
-        words[0] != 0 ? "false" : "true"
-    );
-    return AbortReason{FailureKind::mismatch, others, text};
 }
 
 }}} // namespace joinable::v0::detail

@@ -16,7 +16,7 @@
 #include <nccl.h>
 
 #include <joinable/agreement/agree.hpp>
-#include <joinable/agreement/agreement_list.hpp>
+#include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
 #include <joinable/communicator/nccl/detail/deadline.hpp>
@@ -24,7 +24,6 @@
 #include <joinable/communicator/nccl/options.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/hash.hpp>
-#include <joinable/detail/requested_checks.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -38,14 +37,14 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// PeerFailed with the text of the lowest such rank: see agree(). The control communicator stays
 /// usable.
 template <class Local>
-void prepare_together(NcclRank& rank, Local const& local, AgreementList const& list = {}) {
+void prepare_together(NcclRank& rank, Local const& local) {
     std::exception_ptr const error = exception_of(local);
     throw_if_any_failed(
         error,
         [&] {
             std::optional<AbortReason> failure;
             rank.over_control([&](NcclControl& control) { // it would end with agree()'s error
-                failure = find_disagreement(control, list, error);
+                failure = find_disagreement(control, {}, error);
             });
             return failure;
         },
@@ -56,18 +55,12 @@ void prepare_together(NcclRank& rank, Local const& local, AgreementList const& l
 /// Collective. Whether ranks compare collectives: all have that option, or JOINABLE_CHECK asks for it.
 /// @throws Mismatch  ranks differ; ContractViolation  the variable has an unknown word.
 [[nodiscard]] inline bool agree_on_check(NcclRank& rank, NcclOptions const& options) {
-    bool checks = false;
-    AgreementList list;
-    prepare_together(
-        rank,
-        [&] {
-            checks = options.check || RequestedChecks::read().collectives;
-            list.begin_section("options differ: ");
-            list.add("NcclOptions::check, or JOINABLE_CHECK=collectives", checks);
-        },
-        list
-    );
-    return checks;
+    auto const share = [&](std::uint64_t word) {
+        std::vector<std::uint64_t> words;
+        rank.over_control([&](NcclControl& control) { words = control.gather({&word, 1}); });
+        return words;
+    };
+    return agree_to_compare(options.check, "NcclOptions::check", share, rank.is_renumbered());
 }
 
 /// The number of lower ranks on this machine.

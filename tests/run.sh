@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSL-1.0
 # Installs what the tests need, builds all in Release and runs every test once.
-# --all adds: benchmarks are compiled, layers, links, the single header, reference, packages, formatting, costs of
+# --all adds: benchmarks are checked, layers, links, the single header, reference, packages, formatting, costs of
 # including and of short paths, headers alone, nvcc, guards over threads by MinGW, suites over processes, MPI, Gloo, machines of threads and sockets, thread
 # sanitizer by clang 19, and the other sanitizers by clang 14, the oldest, over the single header and NCCL, with frames
 # drawn at random by TCP; what this machine cannot have is skipped and named. Each step says what the one before it
@@ -173,8 +173,8 @@ if $all; then
 fi
 # With -O0 the compiler takes half of the time for tests. They link the library compiled once, which keeps them fast.
 options=(-DJOINABLE_TEST_OPTIONS=-O0 -DJOINABLE_BUILD_BENCHMARKS=$all)
-if $all; then # examples as users have them; nobody runs the benchmarks here
-    options+=(-DJOINABLE_BENCHMARK_OPTIONS=-O0 "-DJOINABLE_TEST_RANKS=threads;processes;mpi;gloo;machines;sockets")
+if $all; then # examples as users have them; nobody runs the benchmarks here, so they are checked alone
+    options+=(-DJOINABLE_CHECK_BENCHMARKS=ON "-DJOINABLE_TEST_RANKS=threads;processes;mpi;gloo;machines;sockets")
 else
     options+=("-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" -DJOINABLE_TEST_RANKS=threads)
 fi

@@ -292,7 +292,7 @@ MUTATIONS = [
     ),
     Mutation(
         "owners-send-no-rows", "participant/sharded/detail/exchange.hpp",
-        "            if (!rows_->indices.empty()) {\n", "            if (false) {\n",
+        "        if (!rows.indices.empty()) {\n", "        if (false) {\n",
         "participant/sparse_sharding.test.cpp", "an owner sends*",
     ),
     Mutation(
@@ -1664,8 +1664,8 @@ MUTATIONS = [
         "participant/listed_model.test.cpp", "with find_unused a parameter*",
     ),
     Mutation(
-        "refresh-drops-an-open-window", "participant/refresh.hpp",
-        "if (!model.window().window().is_empty() && ", "if (false && ",
+        "refresh-drops-an-open-window", "participant/detail/relisted.hpp",
+        "if (!window.window().is_empty() && ", "if (false && ",
         "participant/refresh.test.cpp", "an open window is refused*",
     ),
     Mutation(
@@ -1680,7 +1680,7 @@ MUTATIONS = [
     ),
     Mutation(
         "refresh-looks-where-values-were-given", "participant/sharded/optimizer.hpp",
-        "list_given(given, group.parameters); // they", "; // they",
+        "list_given(given_[k], group.parameters); // they", "; // they",
         "participant/refresh_sharded.test.cpp", "state follows parameters without names*",
     ),
     Mutation(
@@ -1719,8 +1719,8 @@ MUTATIONS = [
         "participant/refresh_sharded.test.cpp", "masters of 16 bits*",
     ),
     Mutation(
-        "a-sharded-model-refreshes-within-a-window", "participant/sharded/data_parallel.hpp",
-        "if (!this->window().window().is_empty() && ", "if (false && ",
+        "a-sharded-model-refreshes-within-a-window", "participant/sharded/optimizer.hpp",
+        "detail::require_no_window(detail::WindowOf{join_state_}, [&] { return are_cleared(); });", ";",
         "participant/refresh_sharded.test.cpp", "a sharded model refuses*",
     ),
     Mutation(
@@ -2617,8 +2617,8 @@ MUTATIONS = [
     ),
     Mutation(
         "what-is-sent-from-where-it-is-has-a-bucket", "participant/sharded/optimizer.hpp",
-        "return shard.count_packed(group.parameters, packed_counts_[turn % 2]) * shard.element();",
-        "return shard.count_packed(group.parameters, packed_counts_[turn % 2]) * 0 + shard.bucket_bytes();",
+        "return shard.count_packed(group.parameters, packed_counts_[turn]) * shard.element();",
+        "return shard.count_packed(group.parameters, packed_counts_[turn]) * 0 + shard.bucket_bytes();",
         "../trace/allocations.test.cpp", "a large parameter of one owner*",
     ),
     Mutation(
@@ -2704,7 +2704,7 @@ MUTATIONS = [
     ),
     Mutation(
         "values-of-rank-zero-are-not-taken", "participant/sharded/optimizer.hpp",
-        "start->run(comm_, 0);", "",
+        "values->run(comm_, 0);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "parameters begin*",
     ),
     Mutation(
@@ -2729,7 +2729,8 @@ MUTATIONS = [
     ),
     Mutation(
         "groups-do-not-share-the-load", "participant/sharded/optimizer.hpp",
-        "loads_ = std::move(loads);", "",
+        "group.first = parameter_count();",
+        "group.first = parameter_count();\n        std::fill(loads_.begin(), loads_.end(), std::size_t{0});",
         "participant/zero_redundancy_optimizer.test.cpp", "parameters are dealt out*",
     ),
     Mutation(
@@ -3067,8 +3068,8 @@ MUTATIONS = [
     ),
     Mutation(
         "settings-move-when-groups-are-added", "participant/sharded/optimizer.hpp",
-        "rules_.push_back(std::move(rule));",
-        "std::deque<Rule> all = rules_;\n            all.push_back(std::move(rule));\n            rules_.swap(all);",
+        "make_group(making, list, rules_.emplace_back(std::move(rule)), choices, also);",
+        "std::deque<Rule> all = rules_;\n            all.push_back(std::move(rule));\n            rules_.swap(all);\n            make_group(making, list, rules_.back(), choices, also);",
         "participant/zero_redundancy_optimizer.test.cpp", "the settings of a group stay*",
     ),
     Mutation(

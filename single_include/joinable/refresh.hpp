@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <queue>
 #include <string>
@@ -124,13 +123,16 @@ private:
     std::vector<bool> was_trained_;
 };
 
-/// The text of a verb that was called too early.
-inline std::string text_of_open_window(std::string_view verb) {
-    return concat(
-        verb,
-        " was called while gradients hold batches that no round has reduced; call it after a round that syncs, clear "
-        "the gradients, or call discard_window() before"
-    );
+/// Gradients that were cleared hold nothing.
+/// @throws ContractViolation  refresh() was called too early.
+template <class F>
+void require_no_window(WindowOf const& window, F const& are_cleared) {
+    if (!window.window().is_empty() && !are_cleared()) {
+        throw ContractViolation{
+            "refresh() was called while gradients hold batches that no round has reduced; call it after a round that "
+            "syncs, clear the gradients, or call discard_window() before"
+        };
+    }
 }
 
 inline Relisted::Relisted(ListedModel const& before, ParameterList const& now, bool same_objects)
@@ -248,7 +250,9 @@ struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
             reducer.shared_reduction(),
             reducer.shared_timeline(),
             [&](ParameterList const& list, AgreementList& compared) {
-                require_no_window(model, list);
+                require_no_window(model.window(), [&] {
+                    return are_cleared(list, device_of(model.comm_));
+                });
                 relisted = Relisted{*former.listed_, list, how.same_objects};
                 relisted.agree_on(compared, list);
                 model.module_->take_over(*former.module_, compared);
@@ -282,14 +286,6 @@ struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
             throw;
         }
         std::erase_if(model.former_, [](auto const& one) { return !one->holds_gradients(); });
-    }
-
-private:
-    /// Gradients that were cleared hold nothing.
-    static void require_no_window(Model& model, ParameterList const& list) {
-        if (!model.window().window().is_empty() && !are_cleared(list, device_of(model.comm_))) {
-            throw ContractViolation{text_of_open_window("refresh()")};
-        }
     }
 };
 

@@ -2834,13 +2834,16 @@ private:
     std::vector<bool> was_trained_;
 };
 
-/// The text of a verb that was called too early.
-inline std::string text_of_open_window(std::string_view verb) {
-    return concat(
-        verb,
-        " was called while gradients hold batches that no round has reduced; call it after a round that syncs, clear "
-        "the gradients, or call discard_window() before"
-    );
+/// Gradients that were cleared hold nothing.
+/// @throws ContractViolation  refresh() was called too early.
+template <class F>
+void require_no_window(WindowOf const& window, F const& are_cleared) {
+    if (!window.window().is_empty() && !are_cleared()) {
+        throw ContractViolation{
+            "refresh() was called while gradients hold batches that no round has reduced; call it after a round that "
+            "syncs, clear the gradients, or call discard_window() before"
+        };
+    }
 }
 
 inline Relisted::Relisted(ListedModel const& before, ParameterList const& now, bool same_objects)
@@ -4284,32 +4287,22 @@ start_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket, double f
 template <Communicator Comm>
 class ShardExchange {
 public:
-    /// Sends the packed values, `counts` of each rank. `bucket` is memory for them; `has_values` says whether the values lie
-    /// in it. A parameter whose gradients are rows sends the `stepped` ones, whose number all ranks know.
+    /// Sends the `counts` values of each rank from `bucket`, where they lie, or into which they are packed by `scratch`.
     ShardExchange(
         Comm& comm,
         ParameterList const& parameters,
         OptimizerShard const& shard,
-        SteppedGradients& stepped,
         std::byte* bucket,
         std::vector<std::size_t> const& counts,
-        bool has_values,
-        Scratch& scratch
+        Scratch* scratch
     )
-        : parameters_{parameters}, shard_{shard}, bucket_{bucket}, has_values_{has_values} {
-        if (shard.bucket().is_rows) {
-            rows_ = &stepped.rows(shard.bucket().pieces.front().parameter);
-            if (!rows_->indices.empty()) {
-                start_rows(comm);
-            }
-            return;
-        }
+        : parameters_{parameters}, shard_{shard}, packed_{scratch != nullptr ? bucket : nullptr} {
         auto const total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
         auto const before =
             std::accumulate(counts.begin(), counts.begin() + comm.rank(), std::size_t{0});
         std::byte* const own = bucket + before * shard.element();
-        if (!has_values) {
-            shard.pack_own(parameters, own, scratch);
+        if (scratch != nullptr) {
+            shard.pack_own(parameters, own, *scratch);
         }
         shard.device().submit();
         DType const dtype = shard.bucket().dtype;
@@ -4317,6 +4310,15 @@ public:
         static_cast<void>(parts_.emplace(any_all_gather(
             comm, ConstBuffer{own, part, dtype}, Buffer{bucket, total, dtype}, counts
         )));
+    }
+    /// Sends the stepped rows of the only parameter, whose number all ranks know.
+    ShardExchange(
+        Comm& comm, ParameterList const& parameters, OptimizerShard const& shard, SteppedRows& rows
+    )
+        : parameters_{parameters}, shard_{shard}, rows_{&rows} {
+        if (!rows.indices.empty()) {
+            start_rows(comm);
+        }
     }
     /// Sends a piece from where it lies.
     ShardExchange(
@@ -4346,8 +4348,8 @@ public:
             lone_->wait();
         } else {
             parts_->wait();
-            if (!has_values_) {
-                shard_.unpack_others(parameters_, bucket_);
+            if (packed_ != nullptr) {
+                shard_.unpack_others(parameters_, packed_);
                 shard_.device().submit(); // before the bucket is filled again
             }
         }
@@ -4372,14 +4374,39 @@ private:
 
     ParameterList const& parameters_;
     OptimizerShard const& shard_;
-    std::byte const* bucket_ = nullptr;
-    bool has_values_ = false;
+    std::byte const* packed_ = nullptr;
     SteppedRows* rows_ = nullptr;
     std::optional<Broadcast> lone_; ///< or the indices of rows
     std::optional<Broadcast> row_values_;
     std::optional<decltype(any_all_gather(std::declval<Comm&>(), ConstBuffer{}, Buffer{}, Counts{})
     )>
         parts_;
+};
+
+/// Exchanges that are in flight in turns, at most two at a time.
+template <Communicator Comm>
+class ShardExchanges {
+public:
+    /// The turn of the next exchange: 0 or 1.
+    [[nodiscard]] std::size_t turn() const noexcept { return turn_; }
+    [[nodiscard]] bool has_any() const noexcept { return in_flight_[0] || in_flight_[1]; }
+    /// Starts one, then finishes the one before.
+    template <class... What>
+    void start(What&&... what) {
+        static_cast<void>(in_flight_[turn_].emplace(what...));
+        finish_one();
+    }
+    void finish_one() {
+        turn_ = 1 - turn_;
+        if (auto& exchange = in_flight_[turn_]) {
+            exchange->finish();
+            exchange.reset();
+        }
+    }
+
+private:
+    std::optional<ShardExchange<Comm>> in_flight_[2];
+    std::size_t turn_ = 0;
 };
 
 }}} // namespace joinable::v0::detail
@@ -6096,11 +6123,7 @@ public:
     template <class Loads>
     void reload_masters(Loads const& loads) {
         for (Group const& group : groups_) {
-            for (detail::OptimizerShard const& shard : group.shards) {
-                shard.load_masters(group.parameters, scratch_[0], [&](std::size_t i) {
-                    return loads(group, i);
-                });
-            }
+            load_masters(group, [&](std::size_t i) { return loads(group, i); });
         }
     }
     /// Takes settings and step counts of another training of these parameters. Checkpoint then
@@ -6255,186 +6278,123 @@ protected:
         Compare const& compare,
         F const& also) {
         detail::require_unguarded(detail::identity_of(comm_), "a sharded optimizer that is made");
-        detail::ModelEntry entry{comm_};
-        AgreementList compared;
-        std::optional<detail::CoalescedBroadcast> start;
-        std::vector<std::size_t> loads;
-        Group group;
-        ParameterList kept;
-        auto const prepare = [&] {
+        std::size_t const first = groups_.size();
+        std::vector<std::size_t> loads; // before
+        auto const prepare = [&](Making& making) {
+            loads = loads_;
+            ParameterList list;
             if constexpr (std::is_invocable_r_v<
                               ParameterList,
                               Parameters>) { // what it throws is told
-                group.parameters = std::forward<Parameters>(parameters)();
+                list = std::forward<Parameters>(parameters)();
             } else {
-                group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
+                list = joinable::parameters(std::forward<Parameters>(parameters));
             }
-            compare(compared);
-            plan(group, rule, choices, loads, compared);
-            kept = make_store(group);
-            given_.push_back({choices, std::nullopt});
-            list_given(given_.back(), group.parameters);
-            also(group);
-            start.emplace(
-                detail::values_of(group.parameters),
-                options_.bucket_cap_bytes / 2, // there are two of them
-                "parameter",
-                detail::BufferMemory{comm_}
-            );
-            entry.enter(group.parameters, false);
+            compare(making.compared);
+            making.first = first;
+            make_group(making, list, rules_.emplace_back(std::move(rule)), choices, also);
+            for (AnyParameter const& parameter : list) {
+                making.sent.push_back(parameter.value());
+            }
         };
-        try {
-            fail_together(compared, prepare);
-        } catch (...) {
-            forget_given();
-            throw;
-        }
-        entry.leave();
-        start->run(comm_, 0);
-        auto const finish = [&] {
-            place_values(group, given_.back());
-            device().finish(); // before the engine's memory ends
-            rules_.push_back(std::move(rule));
-        };
-        try {
-            fail_together("group of parameters", finish);
-        } catch (...) {
-            forget_given();
-            if (rules_.size() > groups_.size()) {
+        auto const undo = [&] {
+            while (rules_.size() > first) {
                 rules_.pop_back();
             }
-            if (group.values) {
-                group.values->leave();
-            }
-            throw;
-        }
-        if (group.values) {
-            group.values->release();
-            group.parameters = std::move(kept);
-        }
-        loads_ = std::move(loads);
-        groups_.push_back(std::move(group));
+            groups_.erase(groups_.begin() + std::ptrdiff_t(first), groups_.end());
+            given_.erase(given_.begin() + std::ptrdiff_t(first), given_.end());
+            std::copy(loads.begin(), loads.end(), loads_.begin());
+        };
+        auto const loads_all = [](std::size_t, std::size_t) { return true; };
+        make_groups("group of parameters", prepare, [] {}, loads_all, undo);
     }
 
-    /// Makes all groups anew, of what `lists` return, one for each, or of the same parameters if there are none, and
-    /// moves the state. `compare(list)` adds further items to compare, and `also(group)` prepares more on each rank once the
-    /// groups are all there, the last one in `group`. If they throw on one rank, all ranks throw, and the groups are those of before. Collective,
-    /// outside a guard.
-    template <class Compare, class F>
-    void relist(
-        std::vector<std::function<ParameterList()>> const& lists,
-        Compare const& compare,
-        F const& also
-    ) {
+    /// Makes all groups anew, of `ranges`, one for each, or of the same parameters if there are none, and moves the
+    /// state. `also(group)` prepares more on each rank once the groups are all there, the last one in `group`. If it throws
+    /// on one rank, all ranks throw, and the groups are those of before. Collective, outside a guard.
+    template <class F, class... Ranges>
+    void relist(F const& also, Ranges&&... ranges) {
         static_assert(
             UpdateRule<Rule>,
             "refresh: an engine's optimizer keeps its state itself; make the optimizer anew, of the new parameters, and "
             "move the state with a Checkpoint or on the owner of each parameter, which owner_of() names"
         );
         if constexpr (UpdateRule<Rule>) {
-            relist_groups(lists, compare, also);
+            std::vector<std::function<ParameterList()>> const lists{std::function<ParameterList()>{
+                [&] { return joinable::parameters(std::forward<Ranges>(ranges)); }
+            }...};
+            relist_groups(lists, also);
         }
     }
-    template <class Compare, class F>
-    void relist_groups(
-        std::vector<std::function<ParameterList()>> const& lists,
-        Compare const& compare,
-        F const& also
-    ) {
-        fail_together("refresh()", compare); // before anything is gathered
-        consolidate(0);                      // each rank gets what it owns from there
+    template <class F>
+    void relist_groups(std::vector<std::function<ParameterList()>> const& lists, F const& also) {
+        fail_together("refresh()", [&] { // before anything is gathered
+            if (shards_values()) {
+                throw ContractViolation{
+                    "refresh() is not for Sharding::parameters, where no rank has whole values; write a Checkpoint, make "
+                    "the ShardedDataParallel anew, and read it"
+                };
+            }
+            detail::require_no_window(detail::WindowOf{join_state_}, [&] { return are_cleared(); });
+        });
+        consolidate(0); // each rank gets what it owns from there
         bool has_begun = false;
         std::vector<Group> before;
         std::vector<Given> given;
         std::vector<std::size_t> loads(loads_.size());
         std::vector<detail::Relisted> relisted;
-        std::vector<ParameterList> kept;
-        std::optional<detail::CoalescedBroadcast> broadcast;
-        try {
-            detail::ModelEntry entry{comm_};
-            AgreementList compared;
-            fail_together(compared, [&] {
-                compare(compared);
-                has_begun = true;
-                exchange_groups(before, given, loads);
-                if (!lists.empty() && lists.size() != before.size()) {
-                    throw ContractViolation{detail::concat(
-                        "refresh() was given ",
-                        lists.size(),
-                        " lists of parameters, but there are ",
-                        before.size(),
-                        " groups; give one for each, in their order, or none for the same parameters"
-                    )};
-                }
-                ParameterList all;
-                std::vector<AnyView> sent;
-                for (std::size_t k = 0; k < before.size(); ++k) {
-                    Group group;
-                    ParameterList const list = lists.empty() ? before[k].given() : lists[k]();
-                    group.parameters = list;
-                    std::vector<std::size_t> next;
-                    plan(group, rules_[k], given[k].choices, next, compared);
-                    loads_ = std::move(next);
+        auto const prepare = [&](Making& making) {
+            has_begun = true;
+            exchange_groups(before, given, loads);
+            if (!lists.empty() && lists.size() != before.size()) {
+                throw ContractViolation{detail::concat(
+                    "refresh() was given ",
+                    lists.size(),
+                    " lists of parameters, but there are ",
+                    before.size(),
+                    " groups; give one for each, in their order, or none for the same parameters"
+                )};
+            }
+            former_values_.reserve(former_values_.size() + before.size());
+            for (std::size_t k = 0; k < before.size(); ++k) {
+                ParameterList const list = lists.empty() ? before[k].given() : lists[k]();
+                make_group(making, list, rules_[k], given[k].choices, [&](Group const& group) {
                     relisted.emplace_back(*given[k].listed, list, lists.empty());
-                    relisted.back().agree_on(compared, list);
-                    kept.push_back(make_store(group));
-                    given_.push_back({given[k].choices, detail::ListedModel{list, true}});
-                    append(all, list);
-                    for (std::size_t i = 0; i < list.size(); ++i) {
-                        if (!relisted[k].is_equal(i)) {
-                            sent.push_back(list[i].value());
-                        }
-                    }
+                    relisted.back().agree_on(making.compared, list);
                     if (k + 1 == before.size()) {
-                        also(std::as_const(group));
+                        also(group);
                     }
-                    groups_.push_back(std::move(group));
+                });
+                for (std::size_t i = 0; i < list.size(); ++i) {
+                    if (!relisted[k].is_equal(i)) {
+                        making.sent.push_back(list[i].value());
+                    }
                 }
-                broadcast.emplace(
-                    detail::tensor_list(std::move(sent)),
-                    options_.bucket_cap_bytes / 2,
-                    "parameter",
-                    detail::BufferMemory{comm_}
-                );
-                entry.enter(all, false);
-            });
-            entry.leave();
-            deal_again(before, relisted);
-        } catch (...) {
+            }
+        };
+        auto const undo = [&] {
             if (has_begun) {
                 exchange_groups(before, given, loads);
             }
             state_.reset();
-            throw;
-        }
-        broadcast->run(comm_, 0);
-        auto const finish = [&] {
-            for (std::size_t k = 0; k < groups_.size(); ++k) {
-                place_values(groups_[k], given_[k], [&](std::size_t i) {
-                    return !relisted[k].was_trained(i) || !relisted[k].is_equal(i);
-                });
-            }
-            device().finish(); // before the engine's memory ends
-            former_values_.reserve(former_values_.size() + before.size());
         };
-        try {
-            fail_together("refresh()", finish);
-        } catch (...) {
-            for (Group const& one : groups_) {
-                if (one.values) {
-                    one.values->leave();
-                }
-            }
-            exchange_groups(before, given, loads);
-            throw;
-        }
-        for (std::size_t k = 0; k < groups_.size(); ++k) {
-            if (groups_[k].values) {
-                groups_[k].parameters = std::move(kept[k]);
-                former_values_.push_back(before[k].values);
+        auto const loads_anew = [&](std::size_t k, std::size_t i) {
+            return !relisted[k].was_trained(i) || !relisted[k].is_equal(i);
+        };
+        make_groups("refresh()", prepare, [&] { deal_again(before, relisted); }, loads_anew, undo);
+        for (Group const& group : before) {
+            if (group.values) {
+                former_values_.push_back(group.values);
             }
         }
         std::erase_if(former_values_, [](auto const& values) { return !values->holds_any(); });
+    }
+
+    /// Whether all gradients are absent or zeros. Local.
+    [[nodiscard]] bool are_cleared() {
+        return std::all_of(groups_.begin(), groups_.end(), [&](Group const& group) {
+            return detail::are_cleared(group.given(), device());
+        });
     }
 
     /// They grow during a step only if an engine changes the layout of a tensor that was sent in
@@ -6482,6 +6442,8 @@ protected:
     }
 
 private:
+    using Exchanges = detail::ShardExchanges<Comm>;
+
     static void require_own_state() {
         static_assert(
             UpdateRule<Rule>,
@@ -6555,6 +6517,97 @@ private:
         detail::ShardChoices choices;
         std::optional<detail::ListedModel> listed;
     };
+    /// Groups that are being made, from the first one on.
+    struct Making {
+        std::size_t first = 0;
+        AgreementList compared = {};
+        ParameterList parameters = {};        ///< of all of them
+        std::vector<ParameterList> kept = {}; ///< of each group: what takes their place
+        std::vector<AnyView> sent = {};       ///< what all ranks take from rank 0
+    };
+
+    /// Makes the next group, of these parameters; `also(group)` prepares more before it is there. Local; a failure here
+    /// becomes a failure on all ranks.
+    template <class F>
+    void make_group(
+        Making& making,
+        ParameterList const& list,
+        Rule& rule,
+        detail::ShardChoices const& choices,
+        F const& also
+    ) {
+        Group group;
+        group.parameters = list;
+        plan(group, rule, choices, making.compared);
+        making.kept.push_back(make_store(group));
+        Given given{choices, std::nullopt};
+        list_given(given, list);
+        also(std::as_const(group));
+        append(making.parameters, list);
+        given_.push_back(std::move(given));
+        groups_.push_back(std::move(group));
+    }
+    /// Runs prepare(making), which makes groups on each rank, then accept() once all ranks have them, and moves their
+    /// values to where they are kept, with masters of those for which `loads(group, i)`. If one throws on one rank, all
+    /// ranks throw after undo(), which brings back what was before. Collective.
+    template <class Prepare, class Accept, class Loads, class Undo>
+    void make_groups(
+        char const* verb,
+        Prepare const& prepare,
+        Accept const& accept,
+        Loads const& loads,
+        Undo const& undo
+    ) {
+        Making making;
+        std::optional<detail::CoalescedBroadcast> values;
+        try {
+            detail::ModelEntry entry{comm_};
+            fail_together(making.compared, [&] {
+                prepare(making);
+                values.emplace(
+                    detail::tensor_list(std::move(making.sent)),
+                    options_.bucket_cap_bytes / 2, // there are two of them
+                    "parameter",
+                    detail::BufferMemory{comm_}
+                );
+                entry.enter(making.parameters, false);
+            });
+            entry.leave();
+            accept();
+        } catch (...) {
+            undo();
+            throw;
+        }
+        std::span<Group> const made = std::span{groups_}.subspan(making.first);
+        try {
+            values->run(comm_, 0);
+            fail_together(verb, [&] {
+                for (std::size_t k = making.first; k < groups_.size(); ++k) {
+                    Group const& group = groups_[k];
+                    if (group.values) {
+                        group.values->take(group.shards, scratch_[0]);
+                        list_given(given_[k], group.parameters); // they lie elsewhere now
+                    }
+                    load_masters(group, [&](std::size_t i) { return loads(k, i); });
+                }
+                device().finish(); // before the engine's memory ends
+            });
+        } catch (...) {
+            for (Group const& group : made) {
+                if (group.values) {
+                    group.values->leave();
+                }
+            }
+            undo();
+            throw;
+        }
+        for (std::size_t k = 0; k < made.size(); ++k) {
+            if (made[k].values) {
+                made[k].values->release();
+                made[k].parameters = std::move(making.kept[k]);
+            }
+        }
+    }
 
     /// Lists what refresh() compares with; it refuses values that lie in parts.
     void list_given(Given& given, ParameterList const& parameters) const {
@@ -6562,15 +6615,7 @@ private:
             static_cast<void>(given.listed.emplace(parameters, true));
         }
     }
-    /// Moves the values of a group to where they are kept, and loads masters from them: those of the parameters for which
-    /// `loads(i)`, or all. Local.
-    void place_values(
-        Group const& group, Given& given, std::function<bool(std::size_t)> const& loads = {}
-    ) {
-        if (group.values) {
-            group.values->take(group.shards, scratch_[0]);
-            list_given(given, group.parameters); // they lie elsewhere now
-        }
+    void load_masters(Group const& group, std::function<bool(std::size_t)> const& loads) {
         for (detail::OptimizerShard const& shard : group.shards) {
             shard.load_masters(group.parameters, scratch_[0], loads);
         }
@@ -6583,13 +6628,6 @@ private:
         std::swap(given_, given);
         std::swap(loads_, loads);
     }
-    /// Forgets a group that was not added.
-    void forget_given() noexcept {
-        while (given_.size() > groups_.size()) {
-            given_.pop_back();
-        }
-    }
-
     /// Memory for the values of a group, if the engine's is not used. Returns what then takes the place of its parameters.
     [[nodiscard]] ParameterList make_store(Group& group) const {
         if (!shards_values() && !options_.parameters_as_bucket_view) {
@@ -6644,19 +6682,12 @@ private:
     }
     [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
 
-    /// Local; a failure here becomes a failure on all ranks.
-    void plan(
-        Group& group,
-        Rule& rule,
-        detail::ShardChoices const& choices,
-        std::vector<std::size_t>& loads,
-        AgreementList& compared
-    ) {
+    void
+    plan(Group& group, Rule& rule, detail::ShardChoices const& choices, AgreementList& compared) {
         detail::check_group<Rule>(
             group.parameters, rule, choices, groups_, options_, sharding_, device(), comm_.size()
         );
         group.first = parameter_count();
-        loads = loads_;
         if constexpr (!detail::takes_parameters<Rule>) {
             detail::check_rule(rule);
         }
@@ -6664,7 +6695,7 @@ private:
             group,
             rule,
             choices,
-            loads,
+            loads_,
             options_,
             sharding_,
             comm_.rank(),
@@ -6707,13 +6738,13 @@ private:
         arenas_.reserve(1, (std::max)(reduced, packed));
         arenas_.reserve(2, packed);
         std::size_t const parameters = group.first + group.parameters.size();
-        settings_.reserve(rules_.size() + 1, parameters, options_.shared);
+        settings_.reserve(groups_.size() + 1, parameters, options_.shared);
     }
 
     /// The bytes of a bucket's values that are not sent from where they lie. Counts them for its next exchange.
     [[nodiscard]] std::size_t
     packed_bytes(Group const& group, detail::OptimizerShard const& shard, std::size_t turn = 0) {
-        return shard.count_packed(group.parameters, packed_counts_[turn % 2]) * shard.element();
+        return shard.count_packed(group.parameters, packed_counts_[turn]) * shard.element();
     }
 
     /// Lists the rows that this rank is about to step, and how many each owner steps of what it owns.
@@ -6751,61 +6782,18 @@ private:
             settings_.note(join_state_, rules_);
         }
         list_rows();
-        std::array<std::optional<detail::ShardExchange<Comm>>, 2> exchanges;
-        std::size_t turn = 0;
-        auto const finish = [&] {
-            if (auto& exchange = exchanges[++turn % 2]) {
-                exchange->finish();
-                exchange.reset();
-            }
-        };
+        Exchanges exchanges;
         try {
             for (std::size_t k = 0; k < groups_.size(); ++k) {
-                Group& group = groups_[k];
-                for (std::size_t s = 0; s < group.shards.size(); ++s) {
-                    detail::OptimizerShard const& shard = group.shards[s];
-                    ParameterList const& parameters = group.parameters;
-                    bool const has_values = group.values != nullptr;
-                    bool const is_packed = sends_values() && !has_values;
-                    std::size_t const bytes =
-                        is_packed ? packed_bytes(group, shard, turn) : shard.bucket_bytes();
-                    bool const has_others =
-                        bytes != 0 || shard.lone().size() != shard.bucket().pieces.size();
-                    if (!is_packed || has_others || shard.bucket().is_rows) {
-                        step(k, shard, shard.kept(), is_packed);
-                        if (!sends_values()) {
-                            continue;
-                        }
-                        static_cast<void>(exchanges[turn % 2].emplace(
-                            comm_,
-                            parameters,
-                            shard,
-                            group.gradients,
-                            has_values ? group.values->at(s) : arenas_.data(turn % 2, bytes),
-                            has_values ? shard.bucket().counts : packed_counts_[turn % 2],
-                            has_values,
-                            scratch_[0]
-                        ));
-                        finish();
-                    }
-                    for (detail::ShardPiece const& piece : shard.lone()) {
-                        if (is_packed && !shard.bucket().is_rows &&
-                            shard.travels_alone(parameters, piece)) {
-                            bool const is_own = piece.owner == comm_.rank();
-                            step(k, shard, std::span{&piece, is_own ? 1U : 0U}, false);
-                            static_cast<void>(
-                                exchanges[turn % 2].emplace(comm_, parameters, shard, piece)
-                            );
-                            finish();
-                        }
-                    }
+                for (std::size_t s = 0; s < groups_[k].shards.size(); ++s) {
+                    step_and_exchange(step, k, s, exchanges);
                 }
             }
-            finish();
+            exchanges.finish_one();
         } catch (...) {
             // Before an exchange is destroyed, which aborts without the text of the exception.
             if constexpr (Aborts<Comm>) {
-                if (exchanges[0] || exchanges[1]) {
+                if (exchanges.has_any()) {
                     comm_.abort(detail::blamed_on(
                         comm_.rank(), detail::failure_of(std::current_exception())
                     ));
@@ -6814,6 +6802,38 @@ private:
             throw;
         }
         device().finish();
+    }
+    template <class F>
+    void step_and_exchange(F const& step, std::size_t k, std::size_t s, Exchanges& exchanges) {
+        Group& group = groups_[k];
+        ParameterList const& parameters = group.parameters;
+        detail::OptimizerShard const& shard = group.shards[s];
+        auto const send = [&](auto&&... what) {
+            exchanges.start(comm_, parameters, shard, what...);
+        };
+        if (!sends_values()) {
+            step(k, shard, shard.kept(), false);
+        } else if (shard.bucket().is_rows) {
+            step(k, shard, shard.kept(), true);
+            send(group.gradients.rows(shard.bucket().pieces.front().parameter));
+        } else if (group.values) {
+            step(k, shard, shard.kept(), false);
+            send(group.values->at(s), shard.bucket().counts, nullptr);
+        } else {
+            std::size_t const turn = exchanges.turn();
+            std::size_t const bytes = packed_bytes(group, shard, turn);
+            if (bytes != 0 || shard.lone().size() != shard.bucket().pieces.size()) {
+                step(k, shard, shard.kept(), true);
+                send(arenas_.data(turn, bytes), packed_counts_[turn], &scratch_[0]);
+            }
+            for (detail::ShardPiece const& piece : shard.lone()) {
+                if (shard.travels_alone(parameters, piece)) {
+                    bool const is_own = piece.owner == comm_.rank();
+                    step(k, shard, std::span{&piece, is_own ? 1U : 0U}, false);
+                    send(piece);
+                }
+            }
+        }
     }
 
     Comm& comm_;
@@ -7069,21 +7089,10 @@ public:
     void refresh(Parameters&&... parameters) {
         Training::require_outside("refresh()");
         this->hooks().require_released();
-        auto const compare = [&](AgreementList&) {
-            if (this->sharding() == Sharding::parameters) {
-                throw ContractViolation{
-                    "refresh() is not for Sharding::parameters, where no rank has whole values; write a Checkpoint, make "
-                    "the ShardedDataParallel anew, and read it"
-                };
-            }
-            if (!this->window().window().is_empty() && !this->are_cleared()) {
-                throw ContractViolation{detail::text_of_open_window("refresh()")};
-            }
-        };
-        std::vector<std::function<ParameterList()>> const lists{std::function<ParameterList()>{[&] {
-            return joinable::parameters(std::forward<Parameters>(parameters));
-        }}...};
-        relist_all(lists, compare);
+        auto const nothing = [](detail::ShardGroup const&) {};
+        with_reducer(nothing, [&](Last const& last) {
+            this->relist(last, std::forward<Parameters>(parameters)...);
+        });
         this->forget_window(false);
     }
 
@@ -7238,13 +7247,6 @@ private:
                 std::forward<Parameters>(parameters), std::move(rule), choices, compare, last
             );
         });
-    }
-
-    template <class Compare>
-    void
-    relist_all(std::vector<std::function<ParameterList()>> const& lists, Compare const& compare) {
-        auto const nothing = [](detail::ShardGroup const&) {};
-        with_reducer(nothing, [&](Last const& last) { this->relist(lists, compare, last); });
     }
 
     using Last = std::function<void(detail::ShardGroup const&)>;
@@ -7543,18 +7545,7 @@ public:
     template <class... Parameters>
     void refresh(Parameters&&... parameters) {
         require_outside("refresh()");
-        auto const compare = [&](AgreementList&) {
-            if (!detail::WindowOf{this->join_state()}.window().is_empty() && !are_cleared()) {
-                throw ContractViolation{detail::text_of_open_window("refresh()")};
-            }
-        };
-        this->relist(
-            {std::function<ParameterList()>{[&] {
-                return joinable::parameters(std::forward<Parameters>(parameters));
-            }}...},
-            compare,
-            [](auto const&) {}
-        );
+        this->relist([](auto const&) {}, std::forward<Parameters>(parameters)...);
         discard_window();
     }
 
@@ -7622,7 +7613,9 @@ public:
     }
     /// For guards, before they begin: what was accumulated, and how to forget it.
     [[nodiscard]] detail::Accumulated accumulated_before_guard() {
-        return detail::WindowOf{this->join_state()}.before_guard([this] { return are_cleared(); });
+        return detail::WindowOf{this->join_state()}.before_guard([this] {
+            return this->are_cleared();
+        });
     }
     void forget_cleared() { detail::WindowOf{this->join_state()}.clear(false); }
     /// For guards.
@@ -7693,13 +7686,6 @@ private:
         }
     }
 
-    [[nodiscard]] bool are_cleared() {
-        Device& device = detail::device_of(join_communicator());
-        auto const is_cleared = [&](detail::ShardGroup const& group) {
-            return detail::are_cleared(group.parameters, device);
-        };
-        return std::all_of(this->groups().begin(), this->groups().end(), is_cleared);
-    }
     /// On a joined rank whose gradients were averaged here. See WithoutPass.
     void clear_gradients() {
         if (optimizer_options().reduces_gradients) {

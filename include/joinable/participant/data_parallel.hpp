@@ -26,7 +26,6 @@
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/model_table.hpp>
 #include <joinable/detail/failure.hpp>
-#include <joinable/detail/scope.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/parameter_claims.hpp>
 #include <joinable/join/result.hpp>

@@ -3,15 +3,12 @@
 
 #include <cstddef>
 #include <functional>
-#include <memory>
 #include <optional>
-#include <string>
 #include <type_traits>
 #include <utility>
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/bucket/cleared.hpp>
-#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -82,7 +79,9 @@ struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
             reducer.shared_reduction(),
             reducer.shared_timeline(),
             [&](ParameterList const& list, AgreementList& compared) {
-                require_no_window(model, list);
+                require_no_window(model.window(), [&] {
+                    return are_cleared(list, device_of(model.comm_));
+                });
                 relisted = Relisted{*former.listed_, list, how.same_objects};
                 relisted.agree_on(compared, list);
                 model.module_->take_over(*former.module_, compared);
@@ -116,14 +115,6 @@ struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
             throw;
         }
         std::erase_if(model.former_, [](auto const& one) { return !one->holds_gradients(); });
-    }
-
-private:
-    /// Gradients that were cleared hold nothing.
-    static void require_no_window(Model& model, ParameterList const& list) {
-        if (!model.window().window().is_empty() && !are_cleared(list, device_of(model.comm_))) {
-            throw ContractViolation{text_of_open_window("refresh()")};
-        }
     }
 };
 

@@ -13,6 +13,8 @@
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/join/joinable.hpp>
 #include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -46,13 +48,16 @@ private:
     std::vector<bool> was_trained_;
 };
 
-/// The text of a verb that was called too early.
-inline std::string text_of_open_window(std::string_view verb) {
-    return concat(
-        verb,
-        " was called while gradients hold batches that no round has reduced; call it after a round that syncs, clear "
-        "the gradients, or call discard_window() before"
-    );
+/// Gradients that were cleared hold nothing.
+/// @throws ContractViolation  refresh() was called too early.
+template <class F>
+void require_no_window(WindowOf const& window, F const& are_cleared) {
+    if (!window.window().is_empty() && !are_cleared()) {
+        throw ContractViolation{
+            "refresh() was called while gradients hold batches that no round has reduced; call it after a round that "
+            "syncs, clear the gradients, or call discard_window() before"
+        };
+    }
 }
 
 inline Relisted::Relisted(ListedModel const& before, ParameterList const& now, bool same_objects)

@@ -17,7 +17,6 @@
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/device_of.hpp>
-#include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
@@ -183,21 +182,10 @@ public:
     void refresh(Parameters&&... parameters) {
         Training::require_outside("refresh()");
         this->hooks().require_released();
-        auto const compare = [&](AgreementList&) {
-            if (this->sharding() == Sharding::parameters) {
-                throw ContractViolation{
-                    "refresh() is not for Sharding::parameters, where no rank has whole values; write a Checkpoint, make "
-                    "the ShardedDataParallel anew, and read it"
-                };
-            }
-            if (!this->window().window().is_empty() && !this->are_cleared()) {
-                throw ContractViolation{detail::text_of_open_window("refresh()")};
-            }
-        };
-        std::vector<std::function<ParameterList()>> const lists{std::function<ParameterList()>{[&] {
-            return joinable::parameters(std::forward<Parameters>(parameters));
-        }}...};
-        relist_all(lists, compare);
+        auto const nothing = [](detail::ShardGroup const&) {};
+        with_reducer(nothing, [&](Last const& last) {
+            this->relist(last, std::forward<Parameters>(parameters)...);
+        });
         this->forget_window(false);
     }
 
@@ -352,13 +340,6 @@ private:
                 std::forward<Parameters>(parameters), std::move(rule), choices, compare, last
             );
         });
-    }
-
-    template <class Compare>
-    void
-    relist_all(std::vector<std::function<ParameterList()>> const& lists, Compare const& compare) {
-        auto const nothing = [](detail::ShardGroup const&) {};
-        with_reducer(nothing, [&](Last const& last) { this->relist(lists, compare, last); });
     }
 
     using Last = std::function<void(detail::ShardGroup const&)>;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -22,6 +22,7 @@
 #include <joinable/agreement/control.hpp>
 #include <joinable/agreement/host_collectives.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
+#include <joinable/bucket/cleared.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
@@ -177,11 +178,7 @@ public:
     template <class Loads>
     void reload_masters(Loads const& loads) {
         for (Group const& group : groups_) {
-            for (detail::OptimizerShard const& shard : group.shards) {
-                shard.load_masters(group.parameters, scratch_[0], [&](std::size_t i) {
-                    return loads(group, i);
-                });
-            }
+            load_masters(group, [&](std::size_t i) { return loads(group, i); });
         }
     }
     /// Takes settings and step counts of another training of these parameters. Checkpoint then
@@ -336,186 +333,123 @@ protected:
         Compare const& compare,
         F const& also) {
         detail::require_unguarded(detail::identity_of(comm_), "a sharded optimizer that is made");
-        detail::ModelEntry entry{comm_};
-        AgreementList compared;
-        std::optional<detail::CoalescedBroadcast> start;
-        std::vector<std::size_t> loads;
-        Group group;
-        ParameterList kept;
-        auto const prepare = [&] {
+        std::size_t const first = groups_.size();
+        std::vector<std::size_t> loads; // before
+        auto const prepare = [&](Making& making) {
+            loads = loads_;
+            ParameterList list;
             if constexpr (std::is_invocable_r_v<
                               ParameterList,
                               Parameters>) { // what it throws is told
-                group.parameters = std::forward<Parameters>(parameters)();
+                list = std::forward<Parameters>(parameters)();
             } else {
-                group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
+                list = joinable::parameters(std::forward<Parameters>(parameters));
             }
-            compare(compared);
-            plan(group, rule, choices, loads, compared);
-            kept = make_store(group);
-            given_.push_back({choices, std::nullopt});
-            list_given(given_.back(), group.parameters);
-            also(group);
-            start.emplace(
-                detail::values_of(group.parameters),
-                options_.bucket_cap_bytes / 2, // there are two of them
-                "parameter",
-                detail::BufferMemory{comm_}
-            );
-            entry.enter(group.parameters, false);
+            compare(making.compared);
+            making.first = first;
+            make_group(making, list, rules_.emplace_back(std::move(rule)), choices, also);
+            for (AnyParameter const& parameter : list) {
+                making.sent.push_back(parameter.value());
+            }
         };
-        try {
-            fail_together(compared, prepare);
-        } catch (...) {
-            forget_given();
-            throw;
-        }
-        entry.leave();
-        start->run(comm_, 0);
-        auto const finish = [&] {
-            place_values(group, given_.back());
-            device().finish(); // before the engine's memory ends
-            rules_.push_back(std::move(rule));
-        };
-        try {
-            fail_together("group of parameters", finish);
-        } catch (...) {
-            forget_given();
-            if (rules_.size() > groups_.size()) {
+        auto const undo = [&] {
+            while (rules_.size() > first) {
                 rules_.pop_back();
             }
-            if (group.values) {
-                group.values->leave();
-            }
-            throw;
-        }
-        if (group.values) {
-            group.values->release();
-            group.parameters = std::move(kept);
-        }
-        loads_ = std::move(loads);
-        groups_.push_back(std::move(group));
+            groups_.erase(groups_.begin() + std::ptrdiff_t(first), groups_.end());
+            given_.erase(given_.begin() + std::ptrdiff_t(first), given_.end());
+            std::copy(loads.begin(), loads.end(), loads_.begin());
+        };
+        auto const loads_all = [](std::size_t, std::size_t) { return true; };
+        make_groups("group of parameters", prepare, [] {}, loads_all, undo);
     }
 
-    /// Makes all groups anew, of what `lists` return, one for each, or of the same parameters if there are none, and
-    /// moves the state. `compare(list)` adds further items to compare, and `also(group)` prepares more on each rank once the
-    /// groups are all there, the last one in `group`. If they throw on one rank, all ranks throw, and the groups are those of before. Collective,
-    /// outside a guard.
-    template <class Compare, class F>
-    void relist(
-        std::vector<std::function<ParameterList()>> const& lists,
-        Compare const& compare,
-        F const& also
-    ) {
+    /// Makes all groups anew, of `ranges`, one for each, or of the same parameters if there are none, and moves the
+    /// state. `also(group)` prepares more on each rank once the groups are all there, the last one in `group`. If it throws
+    /// on one rank, all ranks throw, and the groups are those of before. Collective, outside a guard.
+    template <class F, class... Ranges>
+    void relist(F const& also, Ranges&&... ranges) {
         static_assert(
             UpdateRule<Rule>,
             "refresh: an engine's optimizer keeps its state itself; make the optimizer anew, of the new parameters, and "
             "move the state with a Checkpoint or on the owner of each parameter, which owner_of() names"
         );
         if constexpr (UpdateRule<Rule>) {
-            relist_groups(lists, compare, also);
+            std::vector<std::function<ParameterList()>> const lists{std::function<ParameterList()>{
+                [&] { return joinable::parameters(std::forward<Ranges>(ranges)); }
+            }...};
+            relist_groups(lists, also);
         }
     }
-    template <class Compare, class F>
-    void relist_groups(
-        std::vector<std::function<ParameterList()>> const& lists,
-        Compare const& compare,
-        F const& also
-    ) {
-        fail_together("refresh()", compare); // before anything is gathered
-        consolidate(0);                      // each rank gets what it owns from there
+    template <class F>
+    void relist_groups(std::vector<std::function<ParameterList()>> const& lists, F const& also) {
+        fail_together("refresh()", [&] { // before anything is gathered
+            if (shards_values()) {
+                throw ContractViolation{
+                    "refresh() is not for Sharding::parameters, where no rank has whole values; write a Checkpoint, make "
+                    "the ShardedDataParallel anew, and read it"
+                };
+            }
+            detail::require_no_window(detail::WindowOf{join_state_}, [&] { return are_cleared(); });
+        });
+        consolidate(0); // each rank gets what it owns from there
         bool has_begun = false;
         std::vector<Group> before;
         std::vector<Given> given;
         std::vector<std::size_t> loads(loads_.size());
         std::vector<detail::Relisted> relisted;
-        std::vector<ParameterList> kept;
-        std::optional<detail::CoalescedBroadcast> broadcast;
-        try {
-            detail::ModelEntry entry{comm_};
-            AgreementList compared;
-            fail_together(compared, [&] {
-                compare(compared);
-                has_begun = true;
-                exchange_groups(before, given, loads);
-                if (!lists.empty() && lists.size() != before.size()) {
-                    throw ContractViolation{detail::concat(
-                        "refresh() was given ",
-                        lists.size(),
-                        " lists of parameters, but there are ",
-                        before.size(),
-                        " groups; give one for each, in their order, or none for the same parameters"
-                    )};
-                }
-                ParameterList all;
-                std::vector<AnyView> sent;
-                for (std::size_t k = 0; k < before.size(); ++k) {
-                    Group group;
-                    ParameterList const list = lists.empty() ? before[k].given() : lists[k]();
-                    group.parameters = list;
-                    std::vector<std::size_t> next;
-                    plan(group, rules_[k], given[k].choices, next, compared);
-                    loads_ = std::move(next);
+        auto const prepare = [&](Making& making) {
+            has_begun = true;
+            exchange_groups(before, given, loads);
+            if (!lists.empty() && lists.size() != before.size()) {
+                throw ContractViolation{detail::concat(
+                    "refresh() was given ",
+                    lists.size(),
+                    " lists of parameters, but there are ",
+                    before.size(),
+                    " groups; give one for each, in their order, or none for the same parameters"
+                )};
+            }
+            former_values_.reserve(former_values_.size() + before.size());
+            for (std::size_t k = 0; k < before.size(); ++k) {
+                ParameterList const list = lists.empty() ? before[k].given() : lists[k]();
+                make_group(making, list, rules_[k], given[k].choices, [&](Group const& group) {
                     relisted.emplace_back(*given[k].listed, list, lists.empty());
-                    relisted.back().agree_on(compared, list);
-                    kept.push_back(make_store(group));
-                    given_.push_back({given[k].choices, detail::ListedModel{list, true}});
-                    append(all, list);
-                    for (std::size_t i = 0; i < list.size(); ++i) {
-                        if (!relisted[k].is_equal(i)) {
-                            sent.push_back(list[i].value());
-                        }
-                    }
+                    relisted.back().agree_on(making.compared, list);
                     if (k + 1 == before.size()) {
-                        also(std::as_const(group));
+                        also(group);
                     }
-                    groups_.push_back(std::move(group));
+                });
+                for (std::size_t i = 0; i < list.size(); ++i) {
+                    if (!relisted[k].is_equal(i)) {
+                        making.sent.push_back(list[i].value());
+                    }
                 }
-                broadcast.emplace(
-                    detail::tensor_list(std::move(sent)),
-                    options_.bucket_cap_bytes / 2,
-                    "parameter",
-                    detail::BufferMemory{comm_}
-                );
-                entry.enter(all, false);
-            });
-            entry.leave();
-            deal_again(before, relisted);
-        } catch (...) {
+            }
+        };
+        auto const undo = [&] {
             if (has_begun) {
                 exchange_groups(before, given, loads);
             }
             state_.reset();
-            throw;
-        }
-        broadcast->run(comm_, 0);
-        auto const finish = [&] {
-            for (std::size_t k = 0; k < groups_.size(); ++k) {
-                place_values(groups_[k], given_[k], [&](std::size_t i) {
-                    return !relisted[k].was_trained(i) || !relisted[k].is_equal(i);
-                });
-            }
-            device().finish(); // before the engine's memory ends
-            former_values_.reserve(former_values_.size() + before.size());
         };
-        try {
-            fail_together("refresh()", finish);
-        } catch (...) {
-            for (Group const& one : groups_) {
-                if (one.values) {
-                    one.values->leave();
-                }
-            }
-            exchange_groups(before, given, loads);
-            throw;
-        }
-        for (std::size_t k = 0; k < groups_.size(); ++k) {
-            if (groups_[k].values) {
-                groups_[k].parameters = std::move(kept[k]);
-                former_values_.push_back(before[k].values);
+        auto const loads_anew = [&](std::size_t k, std::size_t i) {
+            return !relisted[k].was_trained(i) || !relisted[k].is_equal(i);
+        };
+        make_groups("refresh()", prepare, [&] { deal_again(before, relisted); }, loads_anew, undo);
+        for (Group const& group : before) {
+            if (group.values) {
+                former_values_.push_back(group.values);
             }
         }
         std::erase_if(former_values_, [](auto const& values) { return !values->holds_any(); });
+    }
+
+    /// Whether all gradients are absent or zeros. Local.
+    [[nodiscard]] bool are_cleared() {
+        return std::all_of(groups_.begin(), groups_.end(), [&](Group const& group) {
+            return detail::are_cleared(group.given(), device());
+        });
     }
 
     /// They grow during a step only if an engine changes the layout of a tensor that was sent in
@@ -563,6 +497,8 @@ protected:
     }
 
 private:
+    using Exchanges = detail::ShardExchanges<Comm>;
+
     static void require_own_state() {
         static_assert(
             UpdateRule<Rule>,
@@ -636,6 +572,97 @@ private:
         detail::ShardChoices choices;
         std::optional<detail::ListedModel> listed;
     };
+    /// Groups that are being made, from the first one on.
+    struct Making {
+        std::size_t first = 0;
+        AgreementList compared = {};
+        ParameterList parameters = {};        ///< of all of them
+        std::vector<ParameterList> kept = {}; ///< of each group: what takes their place
+        std::vector<AnyView> sent = {};       ///< what all ranks take from rank 0
+    };
+
+    /// Makes the next group, of these parameters; `also(group)` prepares more before it is there. Local; a failure here
+    /// becomes a failure on all ranks.
+    template <class F>
+    void make_group(
+        Making& making,
+        ParameterList const& list,
+        Rule& rule,
+        detail::ShardChoices const& choices,
+        F const& also
+    ) {
+        Group group;
+        group.parameters = list;
+        plan(group, rule, choices, making.compared);
+        making.kept.push_back(make_store(group));
+        Given given{choices, std::nullopt};
+        list_given(given, list);
+        also(std::as_const(group));
+        append(making.parameters, list);
+        given_.push_back(std::move(given));
+        groups_.push_back(std::move(group));
+    }
+    /// Runs prepare(making), which makes groups on each rank, then accept() once all ranks have them, and moves their
+    /// values to where they are kept, with masters of those for which `loads(group, i)`. If one throws on one rank, all
+    /// ranks throw after undo(), which brings back what was before. Collective.
+    template <class Prepare, class Accept, class Loads, class Undo>
+    void make_groups(
+        char const* verb,
+        Prepare const& prepare,
+        Accept const& accept,
+        Loads const& loads,
+        Undo const& undo
+    ) {
+        Making making;
+        std::optional<detail::CoalescedBroadcast> values;
+        try {
+            detail::ModelEntry entry{comm_};
+            fail_together(making.compared, [&] {
+                prepare(making);
+                values.emplace(
+                    detail::tensor_list(std::move(making.sent)),
+                    options_.bucket_cap_bytes / 2, // there are two of them
+                    "parameter",
+                    detail::BufferMemory{comm_}
+                );
+                entry.enter(making.parameters, false);
+            });
+            entry.leave();
+            accept();
+        } catch (...) {
+            undo();
+            throw;
+        }
+        std::span<Group> const made = std::span{groups_}.subspan(making.first);
+        try {
+            values->run(comm_, 0);
+            fail_together(verb, [&] {
+                for (std::size_t k = making.first; k < groups_.size(); ++k) {
+                    Group const& group = groups_[k];
+                    if (group.values) {
+                        group.values->take(group.shards, scratch_[0]);
+                        list_given(given_[k], group.parameters); // they lie elsewhere now
+                    }
+                    load_masters(group, [&](std::size_t i) { return loads(k, i); });
+                }
+                device().finish(); // before the engine's memory ends
+            });
+        } catch (...) {
+            for (Group const& group : made) {
+                if (group.values) {
+                    group.values->leave();
+                }
+            }
+            undo();
+            throw;
+        }
+        for (std::size_t k = 0; k < made.size(); ++k) {
+            if (made[k].values) {
+                made[k].values->release();
+                made[k].parameters = std::move(making.kept[k]);
+            }
+        }
+    }
 
     /// Lists what refresh() compares with; it refuses values that lie in parts.
     void list_given(Given& given, ParameterList const& parameters) const {
@@ -643,15 +670,7 @@ private:
             static_cast<void>(given.listed.emplace(parameters, true));
         }
     }
-    /// Moves the values of a group to where they are kept, and loads masters from them: those of the parameters for which
-    /// `loads(i)`, or all. Local.
-    void place_values(
-        Group const& group, Given& given, std::function<bool(std::size_t)> const& loads = {}
-    ) {
-        if (group.values) {
-            group.values->take(group.shards, scratch_[0]);
-            list_given(given, group.parameters); // they lie elsewhere now
-        }
+    void load_masters(Group const& group, std::function<bool(std::size_t)> const& loads) {
         for (detail::OptimizerShard const& shard : group.shards) {
             shard.load_masters(group.parameters, scratch_[0], loads);
         }
@@ -664,13 +683,6 @@ private:
         std::swap(given_, given);
         std::swap(loads_, loads);
     }
-    /// Forgets a group that was not added.
-    void forget_given() noexcept {
-        while (given_.size() > groups_.size()) {
-            given_.pop_back();
-        }
-    }
-
     /// Memory for the values of a group, if the engine's is not used. Returns what then takes the place of its parameters.
     [[nodiscard]] ParameterList make_store(Group& group) const {
         if (!shards_values() && !options_.parameters_as_bucket_view) {
@@ -725,19 +737,12 @@ private:
     }
     [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
 
-    /// Local; a failure here becomes a failure on all ranks.
-    void plan(
-        Group& group,
-        Rule& rule,
-        detail::ShardChoices const& choices,
-        std::vector<std::size_t>& loads,
-        AgreementList& compared
-    ) {
+    void
+    plan(Group& group, Rule& rule, detail::ShardChoices const& choices, AgreementList& compared) {
         detail::check_group<Rule>(
             group.parameters, rule, choices, groups_, options_, sharding_, device(), comm_.size()
         );
         group.first = parameter_count();
-        loads = loads_;
         if constexpr (!detail::takes_parameters<Rule>) {
             detail::check_rule(rule);
         }
@@ -745,7 +750,7 @@ private:
             group,
             rule,
             choices,
-            loads,
+            loads_,
             options_,
             sharding_,
             comm_.rank(),
@@ -788,13 +793,13 @@ private:
         arenas_.reserve(1, (std::max)(reduced, packed));
         arenas_.reserve(2, packed);
         std::size_t const parameters = group.first + group.parameters.size();
-        settings_.reserve(rules_.size() + 1, parameters, options_.shared);
+        settings_.reserve(groups_.size() + 1, parameters, options_.shared);
     }
 
     /// The bytes of a bucket's values that are not sent from where they lie. Counts them for its next exchange.
     [[nodiscard]] std::size_t
     packed_bytes(Group const& group, detail::OptimizerShard const& shard, std::size_t turn = 0) {
-        return shard.count_packed(group.parameters, packed_counts_[turn % 2]) * shard.element();
+        return shard.count_packed(group.parameters, packed_counts_[turn]) * shard.element();
     }
 
     /// Lists the rows that this rank is about to step, and how many each owner steps of what it owns.
@@ -832,61 +837,18 @@ private:
             settings_.note(join_state_, rules_);
         }
         list_rows();
-        std::array<std::optional<detail::ShardExchange<Comm>>, 2> exchanges;
-        std::size_t turn = 0;
-        auto const finish = [&] {
-            if (auto& exchange = exchanges[++turn % 2]) {
-                exchange->finish();
-                exchange.reset();
-            }
-        };
+        Exchanges exchanges;
         try {
             for (std::size_t k = 0; k < groups_.size(); ++k) {
-                Group& group = groups_[k];
-                for (std::size_t s = 0; s < group.shards.size(); ++s) {
-                    detail::OptimizerShard const& shard = group.shards[s];
-                    ParameterList const& parameters = group.parameters;
-                    bool const has_values = group.values != nullptr;
-                    bool const is_packed = sends_values() && !has_values;
-                    std::size_t const bytes =
-                        is_packed ? packed_bytes(group, shard, turn) : shard.bucket_bytes();
-                    bool const has_others =
-                        bytes != 0 || shard.lone().size() != shard.bucket().pieces.size();
-                    if (!is_packed || has_others || shard.bucket().is_rows) {
-                        step(k, shard, shard.kept(), is_packed);
-                        if (!sends_values()) {
-                            continue;
-                        }
-                        static_cast<void>(exchanges[turn % 2].emplace(
-                            comm_,
-                            parameters,
-                            shard,
-                            group.gradients,
-                            has_values ? group.values->at(s) : arenas_.data(turn % 2, bytes),
-                            has_values ? shard.bucket().counts : packed_counts_[turn % 2],
-                            has_values,
-                            scratch_[0]
-                        ));
-                        finish();
-                    }
-                    for (detail::ShardPiece const& piece : shard.lone()) {
-                        if (is_packed && !shard.bucket().is_rows &&
-                            shard.travels_alone(parameters, piece)) {
-                            bool const is_own = piece.owner == comm_.rank();
-                            step(k, shard, std::span{&piece, is_own ? 1U : 0U}, false);
-                            static_cast<void>(
-                                exchanges[turn % 2].emplace(comm_, parameters, shard, piece)
-                            );
-                            finish();
-                        }
-                    }
+                for (std::size_t s = 0; s < groups_[k].shards.size(); ++s) {
+                    step_and_exchange(step, k, s, exchanges);
                 }
             }
-            finish();
+            exchanges.finish_one();
         } catch (...) {
             // Before an exchange is destroyed, which aborts without the text of the exception.
             if constexpr (Aborts<Comm>) {
-                if (exchanges[0] || exchanges[1]) {
+                if (exchanges.has_any()) {
                     comm_.abort(detail::blamed_on(
                         comm_.rank(), detail::failure_of(std::current_exception())
                     ));
@@ -895,6 +857,38 @@ private:
             throw;
         }
         device().finish();
+    }
+    template <class F>
+    void step_and_exchange(F const& step, std::size_t k, std::size_t s, Exchanges& exchanges) {
+        Group& group = groups_[k];
+        ParameterList const& parameters = group.parameters;
+        detail::OptimizerShard const& shard = group.shards[s];
+        auto const send = [&](auto&&... what) {
+            exchanges.start(comm_, parameters, shard, what...);
+        };
+        if (!sends_values()) {
+            step(k, shard, shard.kept(), false);
+        } else if (shard.bucket().is_rows) {
+            step(k, shard, shard.kept(), true);
+            send(group.gradients.rows(shard.bucket().pieces.front().parameter));
+        } else if (group.values) {
+            step(k, shard, shard.kept(), false);
+            send(group.values->at(s), shard.bucket().counts, nullptr);
+        } else {
+            std::size_t const turn = exchanges.turn();
+            std::size_t const bytes = packed_bytes(group, shard, turn);
+            if (bytes != 0 || shard.lone().size() != shard.bucket().pieces.size()) {
+                step(k, shard, shard.kept(), true);
+                send(arenas_.data(turn, bytes), packed_counts_[turn], &scratch_[0]);
+            }
+            for (detail::ShardPiece const& piece : shard.lone()) {
+                if (shard.travels_alone(parameters, piece)) {
+                    bool const is_own = piece.owner == comm_.rank();
+                    step(k, shard, std::span{&piece, is_own ? 1U : 0U}, false);
+                    send(piece);
+                }
+            }
+        }
     }
 
     Comm& comm_;

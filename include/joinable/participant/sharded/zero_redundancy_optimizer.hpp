@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
-#include <functional>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -108,18 +107,7 @@ public:
     template <class... Parameters>
     void refresh(Parameters&&... parameters) {
         require_outside("refresh()");
-        auto const compare = [&](AgreementList&) {
-            if (!detail::WindowOf{this->join_state()}.window().is_empty() && !are_cleared()) {
-                throw ContractViolation{detail::text_of_open_window("refresh()")};
-            }
-        };
-        this->relist(
-            {std::function<ParameterList()>{[&] {
-                return joinable::parameters(std::forward<Parameters>(parameters));
-            }}...},
-            compare,
-            [](auto const&) {}
-        );
+        this->relist([](auto const&) {}, std::forward<Parameters>(parameters)...);
         discard_window();
     }
 
@@ -187,7 +175,9 @@ public:
     }
     /// For guards, before they begin: what was accumulated, and how to forget it.
     [[nodiscard]] detail::Accumulated accumulated_before_guard() {
-        return detail::WindowOf{this->join_state()}.before_guard([this] { return are_cleared(); });
+        return detail::WindowOf{this->join_state()}.before_guard([this] {
+            return this->are_cleared();
+        });
     }
     void forget_cleared() { detail::WindowOf{this->join_state()}.clear(false); }
     /// For guards.
@@ -258,13 +248,6 @@ private:
         }
     }
 
-    [[nodiscard]] bool are_cleared() {
-        Device& device = detail::device_of(join_communicator());
-        auto const is_cleared = [&](detail::ShardGroup const& group) {
-            return detail::are_cleared(group.parameters, device);
-        };
-        return std::all_of(this->groups().begin(), this->groups().end(), is_cleared);
-    }
     /// On a joined rank whose gradients were averaged here. See WithoutPass.
     void clear_gradients() {
         if (optimizer_options().reduces_gradients) {

@@ -93,32 +93,22 @@ start_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket, double f
 template <Communicator Comm>
 class ShardExchange {
 public:
-    /// Sends the packed values, `counts` of each rank. `bucket` is memory for them; `has_values` says whether the values lie
-    /// in it. A parameter whose gradients are rows sends the `stepped` ones, whose number all ranks know.
+    /// Sends the `counts` values of each rank from `bucket`, where they lie, or into which they are packed by `scratch`.
     ShardExchange(
         Comm& comm,
         ParameterList const& parameters,
         OptimizerShard const& shard,
-        SteppedGradients& stepped,
         std::byte* bucket,
         std::vector<std::size_t> const& counts,
-        bool has_values,
-        Scratch& scratch
+        Scratch* scratch
     )
-        : parameters_{parameters}, shard_{shard}, bucket_{bucket}, has_values_{has_values} {
-        if (shard.bucket().is_rows) {
-            rows_ = &stepped.rows(shard.bucket().pieces.front().parameter);
-            if (!rows_->indices.empty()) {
-                start_rows(comm);
-            }
-            return;
-        }
+        : parameters_{parameters}, shard_{shard}, packed_{scratch != nullptr ? bucket : nullptr} {
         auto const total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
         auto const before =
             std::accumulate(counts.begin(), counts.begin() + comm.rank(), std::size_t{0});
         std::byte* const own = bucket + before * shard.element();
-        if (!has_values) {
-            shard.pack_own(parameters, own, scratch);
+        if (scratch != nullptr) {
+            shard.pack_own(parameters, own, *scratch);
         }
         shard.device().submit();
         DType const dtype = shard.bucket().dtype;
@@ -126,6 +116,15 @@ public:
         static_cast<void>(parts_.emplace(any_all_gather(
             comm, ConstBuffer{own, part, dtype}, Buffer{bucket, total, dtype}, counts
         )));
+    }
+    /// Sends the stepped rows of the only parameter, whose number all ranks know.
+    ShardExchange(
+        Comm& comm, ParameterList const& parameters, OptimizerShard const& shard, SteppedRows& rows
+    )
+        : parameters_{parameters}, shard_{shard}, rows_{&rows} {
+        if (!rows.indices.empty()) {
+            start_rows(comm);
+        }
     }
     /// Sends a piece from where it lies.
     ShardExchange(
@@ -155,8 +154,8 @@ public:
             lone_->wait();
         } else {
             parts_->wait();
-            if (!has_values_) {
-                shard_.unpack_others(parameters_, bucket_);
+            if (packed_ != nullptr) {
+                shard_.unpack_others(parameters_, packed_);
                 shard_.device().submit(); // before the bucket is filled again
             }
         }
@@ -181,14 +180,39 @@ private:
 
     ParameterList const& parameters_;
     OptimizerShard const& shard_;
-    std::byte const* bucket_ = nullptr;
-    bool has_values_ = false;
+    std::byte const* packed_ = nullptr;
     SteppedRows* rows_ = nullptr;
     std::optional<Broadcast> lone_; ///< or the indices of rows
     std::optional<Broadcast> row_values_;
     std::optional<decltype(any_all_gather(std::declval<Comm&>(), ConstBuffer{}, Buffer{}, Counts{})
     )>
         parts_;
+};
+
+/// Exchanges that are in flight in turns, at most two at a time.
+template <Communicator Comm>
+class ShardExchanges {
+public:
+    /// The turn of the next exchange: 0 or 1.
+    [[nodiscard]] std::size_t turn() const noexcept { return turn_; }
+    [[nodiscard]] bool has_any() const noexcept { return in_flight_[0] || in_flight_[1]; }
+    /// Starts one, then finishes the one before.
+    template <class... What>
+    void start(What&&... what) {
+        static_cast<void>(in_flight_[turn_].emplace(what...));
+        finish_one();
+    }
+    void finish_one() {
+        turn_ = 1 - turn_;
+        if (auto& exchange = in_flight_[turn_]) {
+            exchange->finish();
+            exchange.reset();
+        }
+    }
+
+private:
+    std::optional<ShardExchange<Comm>> in_flight_[2];
+    std::size_t turn_ = 0;
 };
 
 }}} // namespace joinable::v0::detail

@@ -13260,7 +13260,6 @@ private:
 #include <chrono>
 #include <cstddef>
 #include <limits>
-#include <string>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -14764,8 +14763,6 @@ void check_same_ranks(std::vector<ControlCommunicator*> const& communicators, bo
 // ---- joinable/join/detail/impl/attachments.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
-
-#include <algorithm>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -24258,7 +24255,6 @@ private:
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -25746,7 +25742,6 @@ void GroupRank<Memory>::throw_mismatch(Message const& mine, Message const& their
 #include <cstddef>
 #include <memory>
 #include <span>
-#include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -26344,7 +26339,6 @@ private:
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include <cerrno>

@@ -14,7 +14,6 @@
 #include <cstring>
 #include <exception>
 #include <fcntl.h>
-#include <limits>
 #include <linux/sockios.h>
 #include <memory>
 #include <optional>

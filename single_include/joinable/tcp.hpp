@@ -12,7 +12,6 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -2767,7 +2766,6 @@ private:
 #include <span>
 #include <string>
 #include <thread>
-#include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -298,7 +297,6 @@ void report_to(Ddp& ddp, std::FILE* file) {
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <limits>
 #include <string_view>

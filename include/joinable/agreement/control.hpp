@@ -10,7 +10,6 @@
 #include <optional>
 #include <span>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <joinable/agreement/host_collectives.hpp>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <tuple>
 #include <type_traits>
 
 #include <joinable/communicator/communicator.hpp>

@@ -7,7 +7,6 @@
 #include <memory>
 #include <string_view>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 
 #include <joinable/agreement/control.hpp>

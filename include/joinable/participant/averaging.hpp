@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include <joinable/agreement/control.hpp>
 #include <joinable/hook/keywords.hpp>

@@ -3,7 +3,6 @@
 
 #include <concepts>
 #include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
 

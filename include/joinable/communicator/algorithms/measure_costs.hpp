@@ -10,7 +10,6 @@
 #include <joinable/communicator/algorithms/communicator.hpp>
 #include <joinable/communicator/algorithms/plan.hpp>
 #include <joinable/reduction/reduce.hpp>
-#include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 

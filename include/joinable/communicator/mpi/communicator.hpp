@@ -2,13 +2,11 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <new>
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>

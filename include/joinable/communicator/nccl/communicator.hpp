@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <new>
-#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -23,7 +22,6 @@
 #include <joinable/communicator/nccl/detail/setup.hpp>
 #include <joinable/communicator/nccl/options.hpp>
 #include <joinable/communicator/shared_memory/process.hpp>
-#include <joinable/detail/text.hpp>
 #include <joinable/device/cuda/runtime.hpp>
 #include <joinable/error.hpp>
 

@@ -12,7 +12,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/background_thread.hpp>

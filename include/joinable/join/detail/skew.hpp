@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <limits>
-#include <string>
 
 #include <joinable/detail/text.hpp>
 #include <joinable/join/options.hpp>

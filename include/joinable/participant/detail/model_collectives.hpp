@@ -3,7 +3,6 @@
 
 #include <optional>
 #include <string_view>
-#include <utility>
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/text.hpp>

@@ -4,7 +4,6 @@
 #include <joinable/trace/data_parallel_report.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <limits>
 #include <string_view>

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <set>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <joinable/communicator/any/communicator.hpp>

@@ -2,11 +2,8 @@
 #pragma once
 
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include <mpi.h>

@@ -9,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <mpi.h>
-#include <optional>
 #include <utility>
 #include <vector>
 

@@ -8,7 +8,6 @@
 #include <memory>
 #include <new>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <thread>
 #include <type_traits>

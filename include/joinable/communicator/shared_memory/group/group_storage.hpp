@@ -5,7 +5,6 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <joinable/communicator/model_table.hpp>

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
-#include <string>
 
 #include <joinable/communicator/shared_memory/board/board.hpp>
 #include <joinable/config.hpp>

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <memory>
 #include <span>
-#include <utility>
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>

@@ -8,7 +8,6 @@
 #include <span>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include <joinable/communicator/tcp/detail/address.hpp>
 #include <joinable/communicator/tcp/detail/handshake.hpp>

@@ -3,8 +3,6 @@
 
 #include <joinable/join/detail/attachments.hpp>
 
-#include <algorithm>
-
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/detail/verdict.hpp>

@@ -7,8 +7,6 @@
 #include <cstring>
 #include <deque>
 #include <span>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
@@ -22,7 +20,6 @@
 #include <joinable/participant/sharded/detail/group.hpp>
 #include <joinable/participant/sharded/detail/plan.hpp>
 #include <joinable/participant/sharded/zero_options.hpp>
-#include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {

@@ -4,7 +4,6 @@
 #include <joinable/communicator/shared_memory/group/board_communicator.hpp>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 #include <joinable/communicator/detail/checks.hpp>

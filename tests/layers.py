@@ -22,6 +22,8 @@ A room is a folder; X/detail/ belongs to X. The rules:
   R11 The first of PARTS includes none of the others.
   R12 The text of an error is for people: no code compares it, or looks for a part of it. Code asks for a type,
       a kind, ranks, or what else AbortReason has.
+  R13 Rooms inside communicator/ include each other, and the rooms below them: see BELOW_COMMUNICATORS. They know
+      neither agreements nor guards.
 """
 import argparse
 import pathlib
@@ -54,15 +56,15 @@ ROOMS = {
     "communicator/tcp": "base reduction communicator",
     "communicator/mpi": "base tensor reduction device communicator",
     "communicator/gloo": "base tensor reduction communicator communicator/tcp",
-    "communicator/nccl": f"base tensor device device/cuda communicator {MEMORY} agreement",
-    "agreement": "base tensor device communicator",
+    "communicator/nccl": f"base tensor device device/cuda communicator {MEMORY}",
+    "agreement": "base communicator",
     "optimizer": "base tensor reduction device",
     "optimizer/cuda": "tensor device device/cuda optimizer",
     "bucket": "base tensor device communicator agreement",
     "bucket/compression": "base tensor reduction device communicator agreement bucket",
     "join": "base tensor hook communicator agreement",
     "participant": f"base tensor hook device communicator {MEMORY} agreement bucket join",
-    "participant/captured": "base tensor communicator/nccl agreement bucket join participant",
+    "participant/captured": "base tensor communicator communicator/nccl agreement bucket join participant",
     "participant/sharded": "base tensor device communicator agreement optimizer bucket join participant",
     "checkpoint": "base tensor reduction hook device communicator agreement optimizer bucket join participant participant/sharded",
     "trace": "base tensor hook communicator agreement bucket join",
@@ -79,9 +81,10 @@ PARTS = {
     "sharded training": {"optimizer", "optimizer/cuda", "participant/sharded", "checkpoint"},
     "extras": {"bucket/compression", "trace", "interop"},
 }
-FOR_ENGINES = {"agreement/staged_collectives.hpp", "participant/refresh.hpp"} # which headers of engines include
+FOR_ENGINES = {"communicator/staged_collectives.hpp", "participant/refresh.hpp"} # which headers of engines include
 INNER = {"reduction", *(room for room in ROOMS if room.startswith(f"{MEMORY}/"))}
 TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/mpi", "communicator/gloo", "communicator/nccl"}
+BELOW_COMMUNICATORS = {"base", "tensor", "reduction", "device", "device/cuda"}
 BELOW = {("communicator/nccl", MEMORY), ("communicator/gloo", "communicator/tcp")}
 OWNED = {
     r"sys/.*|linux/.*|pthread\.h": {
@@ -232,6 +235,8 @@ for room, rooms in allowed.items():
             errors.append(f"R1 the row of {room} names {other}, which is no room")
         elif other not in used[room]:
             errors.append(f"R1 the row of {room} names {other}, but no header there includes it: remove it")
+        if inside(f"{room}/", "communicator") and not inside(f"{other}/", "communicator") and other not in BELOW_COMMUNICATORS:
+            errors.append(f"R13 the row of {room} names {other}, which is no room below communicators")
 
 
 def part_of(room):

@@ -844,7 +844,7 @@ MUTATIONS = [
     ),
     # -- what a rank throws if the exchange of errors fails, too ------------------------------------
     Mutation(
-        "a-failed-exchange-hides-the-own-error", "agreement/agree.hpp",
+        "a-failed-exchange-hides-the-own-error", "communicator/failure_report.hpp",
         "        if (local_error) {\n            std::rethrow_exception(local_error);\n        }\n        throw;", "        throw;",
         "agreement/agree.test.cpp", "a rank that has no memory*",
     ),
@@ -860,12 +860,12 @@ MUTATIONS = [
         "join/failure_in_group.test.cpp", "the failure of a*",
     ),
     Mutation(
-        "guards-over-a-group-do-not-believe-it", "agreement/control.hpp",
+        "guards-over-a-group-do-not-believe-it", "communicator/control.hpp",
         "return !reason.is_renumbered || is_renumbered() || is_aborted();", "return !reason.is_renumbered;",
         "join/failure_in_group.test.cpp", "a guard over a group*",
     ),
     Mutation(
-        "guards-do-not-say-that-they-are-over-a-group", "agreement/impl/agree.ipp",
+        "guards-do-not-say-that-they-are-over-a-group", "communicator/impl/failure_report.ipp",
         "all.is_renumbered = control_.is_renumbered();", "all.is_renumbered = false;",
         "join/failure_in_group.test.cpp", "a guard over a smaller group*",
     ),

@@ -6,7 +6,7 @@
 /// compiler. Tested over a fake CUDA runtime, and on an H100. Kernels are in cuda_kernels.hpp, which one source file
 /// compiled by nvcc includes.
 
-#include <joinable/agreement/staged_collectives.hpp>
+#include <joinable/communicator/staged_collectives.hpp>
 #include <joinable/device/cuda/copy.hpp>
 #include <joinable/device/cuda/device.hpp>
 #include <joinable/device/cuda/shared_handle.hpp>

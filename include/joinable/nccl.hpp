@@ -5,7 +5,6 @@
 /// Opt-in: GPU communicators over NCCL. Needs the headers of NCCL and CUDA and the libraries nccl
 /// and cudart; in CMake, the target joinable::nccl.
 
-#include <joinable/agreement/staged_collectives.hpp>
 #include <joinable/communicator/nccl/collectives.hpp>
 #include <joinable/communicator/nccl/communicator.hpp>
 #include <joinable/communicator/nccl/group.hpp>
@@ -13,3 +12,4 @@
 #include <joinable/communicator/nccl/ref.hpp>
 #include <joinable/communicator/nccl/staged.hpp>
 #include <joinable/communicator/nccl/work.hpp>
+#include <joinable/communicator/staged_collectives.hpp>

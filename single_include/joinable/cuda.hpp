@@ -29,7 +29,7 @@
 
 #include "join.hpp"
 
-// ---- joinable/agreement/staged_collectives.hpp
+// ---- joinable/communicator/staged_collectives.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -7868,210 +7868,6 @@ struct AllReduce {
 
 }} // namespace joinable::v0
 
-// ---- joinable/agreement/host_collectives.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A communicator of device memory that sums and broadcasts words of the host itself.
-template <class C>
-concept gives_host_words = requires(C& comm) { comm.host_words(); };
-
-/// The object that moves the words.
-template <class Comm>
-[[nodiscard]] auto& carrier_of_words(Comm& comm) noexcept {
-    if constexpr (!reduces_host_memory<Comm> && gives_host_words<Comm>) {
-        return comm.host_words();
-    } else {
-        return comm;
-    }
-}
-
-/// Collectives over a few words on the host, over any communicator. One that moves device memory
-/// carries them itself, by host_words(), or they go through memory of its device: see
-/// agreement/staged_collectives.hpp, which every device includes. Then one is under way at a time.
-template <class Comm>
-class HostCollectives {
-    static_assert(
-        reduces_host_memory<Comm> || gives_host_words<Comm> || !gives_device<Comm>,
-        "words of the host go through a communicator of device memory: include "
-        "<joinable/agreement/staged_collectives.hpp>"
-    );
-
-public:
-    using Work = std::remove_cvref_t<
-        decltype(carrier_of_words(std::declval<Comm&>()).all_reduce(Buffer{}, ReduceOp::sum))>;
-
-    explicit HostCollectives(Comm& comm) noexcept : comm_{comm} {}
-
-    [[nodiscard]] Work all_reduce(Buffer buffer, ReduceOp op) {
-        return carrier_of_words(comm_).all_reduce(buffer, op);
-    }
-    [[nodiscard]] auto broadcast(Buffer buffer, int root) {
-        return carrier_of_words(comm_).broadcast(buffer, root);
-    }
-    /// Copies to the host what is in memory of the device after the work that was submitted there.
-    /// `to` is from Device::allocate_staging(). Blocks, up to the deadline.
-    void download(void const* from, void* to, std::size_t bytes) {
-        if constexpr (reduces_host_memory<Comm>) {
-            std::memcpy(to, from, bytes);
-        } else {
-            carrier_of_words(comm_).download(from, to, bytes);
-        }
-    }
-
-private:
-    Comm& comm_;
-};
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/agreement/control.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// The type-erased communicator by which the ranks of guards, models and groups agree. Erasure
-/// keeps the type of a guard independent of it. It is small, because its users only sum words and
-/// abort.
-class ControlCommunicator {
-public:
-    ControlCommunicator() = default;
-    ControlCommunicator(ControlCommunicator const&) = delete;
-    ControlCommunicator& operator=(ControlCommunicator const&) = delete;
-    virtual ~ControlCommunicator() = default;
-
-    [[nodiscard]] virtual int rank() const = 0;
-    [[nodiscard]] virtual int size() const = 0;
-    /// An identity: the same for two participants over one communicator object.
-    [[nodiscard]] virtual void const* address() const noexcept = 0;
-    /// Another object over the same communicator, which must outlive it. While a sum of this one is
-    /// under way, it may have one, too. Local.
-    [[nodiscard]] virtual std::unique_ptr<ControlCommunicator> twin() = 0;
-
-    /// Starts summing `words` over all ranks, in place. One sum at a time.
-    virtual void post_sum(std::span<std::uint64_t> words) = 0;
-    /// Makes progress. Only wait_sum() ends at the deadline.
-    [[nodiscard]] virtual bool test_sum() = 0;
-    virtual void wait_sum() = 0;
-
-    /// Local. Does nothing if the communicator cannot abort.
-    virtual void abort(AbortReason const& reason) = 0;
-    [[nodiscard]] virtual bool can_abort() const noexcept = 0;
-    /// Local. False if the communicator cannot abort.
-    [[nodiscard]] virtual bool is_aborted() = 0;
-    /// See Communicator. False if the communicator does not know.
-    [[nodiscard]] virtual bool is_renumbered() const = 0;
-
-    /// Local. Returns false if the communicator cannot renew deadlines.
-    virtual bool keep_alive() = 0;
-
-    /// Local. Returns the previous deadline, or none if the communicator has no deadline.
-    virtual std::optional<std::chrono::nanoseconds>
-    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
-
-    /// Whether the reason of an exception may name ranks of this communicator. Those of a group that
-    /// numbers its ranks otherwise are this communicator's only if it is such a group, or aborted itself.
-    [[nodiscard]] bool may_have_thrown(AbortReason const& reason) {
-        return !reason.is_renumbered || is_renumbered() || is_aborted();
-    }
-
-    void sum(std::span<std::uint64_t> words) {
-        post_sum(words);
-        wait_sum();
-    }
-    /// Sends `words` of one rank to all. The other ranks add zeros.
-    void broadcast(std::span<std::uint64_t> words, int root) {
-        if (rank() != root) {
-            std::fill(words.begin(), words.end(), 0);
-        }
-        sum(words);
-    }
-    /// The concatenation of all ranks' words. Every rank gives the same number of words.
-    [[nodiscard]] std::vector<std::uint64_t> gather(std::span<std::uint64_t const> mine) {
-        std::vector<std::uint64_t> all(static_cast<std::size_t>(size()) * mine.size());
-        std::copy(
-            mine.begin(), mine.end(), all.data() + static_cast<std::size_t>(rank()) * mine.size()
-        );
-        sum(all);
-        return all;
-    }
-};
-
-/// `Held` is a communicator or a reference to one. A `Base` may have more members than guards need;
-/// a class derived from this implements them.
-template <class Held, class Base = ControlCommunicator>
-class ControlOver : public Base {
-    using Comm = std::remove_reference_t<Held>;
-
-public:
-    explicit ControlOver(Comm& comm) noexcept
-        requires std::is_reference_v<Held>
-        : comm_{comm}, host_{comm_} {}
-    /// `make()` returns the communicator, which need not be movable.
-    template <std::invocable Make>
-    explicit ControlOver(Make const& make) : comm_(make()), host_{comm_} {}
-
-    [[nodiscard]] int rank() const override { return comm_.rank(); }
-    [[nodiscard]] int size() const override { return comm_.size(); }
-    [[nodiscard]] void const* address() const noexcept override { return identity_of(comm_); }
-    [[nodiscard]] std::unique_ptr<ControlCommunicator> twin() override {
-        return std::make_unique<ControlOver<Comm&>>(comm_);
-    }
-
-    void post_sum(std::span<std::uint64_t> words) override {
-        work_.reset();
-        static_cast<void>(work_.emplace( // nvcc 13 warns of a dropped reference to a work, too
-            host_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
-        ));
-    }
-    [[nodiscard]] bool test_sum() override { return make_progress(*work_); }
-    void wait_sum() override {
-        work_->wait();
-        work_.reset();
-    }
-
-    void abort(AbortReason const& reason) override {
-        if constexpr (Aborts<Comm>) {
-            comm_.abort(reason);
-        }
-    }
-    [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
-    [[nodiscard]] bool is_aborted() override {
-        if constexpr (Aborts<Comm>) {
-            return comm_.is_aborted();
-        } else {
-            return false;
-        }
-    }
-    [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
-
-    bool keep_alive() override {
-        if constexpr (RenewsDeadline<Comm>) {
-            comm_.keep_alive();
-        }
-        return RenewsDeadline<Comm>;
-    }
-
-    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
-    ) override {
-        if constexpr (HasDeadline<Comm>) {
-            return comm_.set_deadline(deadline);
-        } else {
-            return {};
-        }
-    }
-
-protected:
-    [[nodiscard]] Comm& communicator() noexcept { return comm_; }
-    [[nodiscard]] Comm const& communicator() const noexcept { return comm_; }
-
-private:
-    Held comm_;
-    HostCollectives<Comm> host_;
-    std::optional<typename HostCollectives<Comm>::Work> work_;
-};
-
-}}} // namespace joinable::v0::detail
-
 // ---- joinable/bucket/detail/sparse_gradients.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -9881,6 +9677,210 @@ public:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/communicator/host_collectives.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A communicator of device memory that sums and broadcasts words of the host itself.
+template <class C>
+concept gives_host_words = requires(C& comm) { comm.host_words(); };
+
+/// The object that moves the words.
+template <class Comm>
+[[nodiscard]] auto& carrier_of_words(Comm& comm) noexcept {
+    if constexpr (!reduces_host_memory<Comm> && gives_host_words<Comm>) {
+        return comm.host_words();
+    } else {
+        return comm;
+    }
+}
+
+/// Collectives over a few words on the host, over any communicator. One that moves device memory
+/// carries them itself, by host_words(), or they go through memory of its device: see
+/// communicator/staged_collectives.hpp, which every device includes. Then one is under way at a time.
+template <class Comm>
+class HostCollectives {
+    static_assert(
+        reduces_host_memory<Comm> || gives_host_words<Comm> || !gives_device<Comm>,
+        "words of the host go through a communicator of device memory: include "
+        "<joinable/communicator/staged_collectives.hpp>"
+    );
+
+public:
+    using Work = std::remove_cvref_t<
+        decltype(carrier_of_words(std::declval<Comm&>()).all_reduce(Buffer{}, ReduceOp::sum))>;
+
+    explicit HostCollectives(Comm& comm) noexcept : comm_{comm} {}
+
+    [[nodiscard]] Work all_reduce(Buffer buffer, ReduceOp op) {
+        return carrier_of_words(comm_).all_reduce(buffer, op);
+    }
+    [[nodiscard]] auto broadcast(Buffer buffer, int root) {
+        return carrier_of_words(comm_).broadcast(buffer, root);
+    }
+    /// Copies to the host what is in memory of the device after the work that was submitted there.
+    /// `to` is from Device::allocate_staging(). Blocks, up to the deadline.
+    void download(void const* from, void* to, std::size_t bytes) {
+        if constexpr (reduces_host_memory<Comm>) {
+            std::memcpy(to, from, bytes);
+        } else {
+            carrier_of_words(comm_).download(from, to, bytes);
+        }
+    }
+
+private:
+    Comm& comm_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/control.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The type-erased communicator by which the ranks of guards, models and groups agree. Erasure
+/// keeps the type of a guard independent of it. It is small, because its users only sum words and
+/// abort.
+class ControlCommunicator {
+public:
+    ControlCommunicator() = default;
+    ControlCommunicator(ControlCommunicator const&) = delete;
+    ControlCommunicator& operator=(ControlCommunicator const&) = delete;
+    virtual ~ControlCommunicator() = default;
+
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int size() const = 0;
+    /// An identity: the same for two participants over one communicator object.
+    [[nodiscard]] virtual void const* address() const noexcept = 0;
+    /// Another object over the same communicator, which must outlive it. While a sum of this one is
+    /// under way, it may have one, too. Local.
+    [[nodiscard]] virtual std::unique_ptr<ControlCommunicator> twin() = 0;
+
+    /// Starts summing `words` over all ranks, in place. One sum at a time.
+    virtual void post_sum(std::span<std::uint64_t> words) = 0;
+    /// Makes progress. Only wait_sum() ends at the deadline.
+    [[nodiscard]] virtual bool test_sum() = 0;
+    virtual void wait_sum() = 0;
+
+    /// Local. Does nothing if the communicator cannot abort.
+    virtual void abort(AbortReason const& reason) = 0;
+    [[nodiscard]] virtual bool can_abort() const noexcept = 0;
+    /// Local. False if the communicator cannot abort.
+    [[nodiscard]] virtual bool is_aborted() = 0;
+    /// See Communicator. False if the communicator does not know.
+    [[nodiscard]] virtual bool is_renumbered() const = 0;
+
+    /// Local. Returns false if the communicator cannot renew deadlines.
+    virtual bool keep_alive() = 0;
+
+    /// Local. Returns the previous deadline, or none if the communicator has no deadline.
+    virtual std::optional<std::chrono::nanoseconds>
+    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
+
+    /// Whether the reason of an exception may name ranks of this communicator. Those of a group that
+    /// numbers its ranks otherwise are this communicator's only if it is such a group, or aborted itself.
+    [[nodiscard]] bool may_have_thrown(AbortReason const& reason) {
+        return !reason.is_renumbered || is_renumbered() || is_aborted();
+    }
+
+    void sum(std::span<std::uint64_t> words) {
+        post_sum(words);
+        wait_sum();
+    }
+    /// Sends `words` of one rank to all. The other ranks add zeros.
+    void broadcast(std::span<std::uint64_t> words, int root) {
+        if (rank() != root) {
+            std::fill(words.begin(), words.end(), 0);
+        }
+        sum(words);
+    }
+    /// The concatenation of all ranks' words. Every rank gives the same number of words.
+    [[nodiscard]] std::vector<std::uint64_t> gather(std::span<std::uint64_t const> mine) {
+        std::vector<std::uint64_t> all(static_cast<std::size_t>(size()) * mine.size());
+        std::copy(
+            mine.begin(), mine.end(), all.data() + static_cast<std::size_t>(rank()) * mine.size()
+        );
+        sum(all);
+        return all;
+    }
+};
+
+/// `Held` is a communicator or a reference to one. A `Base` may have more members than guards need;
+/// a class derived from this implements them.
+template <class Held, class Base = ControlCommunicator>
+class ControlOver : public Base {
+    using Comm = std::remove_reference_t<Held>;
+
+public:
+    explicit ControlOver(Comm& comm) noexcept
+        requires std::is_reference_v<Held>
+        : comm_{comm}, host_{comm_} {}
+    /// `make()` returns the communicator, which need not be movable.
+    template <std::invocable Make>
+    explicit ControlOver(Make const& make) : comm_(make()), host_{comm_} {}
+
+    [[nodiscard]] int rank() const override { return comm_.rank(); }
+    [[nodiscard]] int size() const override { return comm_.size(); }
+    [[nodiscard]] void const* address() const noexcept override { return identity_of(comm_); }
+    [[nodiscard]] std::unique_ptr<ControlCommunicator> twin() override {
+        return std::make_unique<ControlOver<Comm&>>(comm_);
+    }
+
+    void post_sum(std::span<std::uint64_t> words) override {
+        work_.reset();
+        static_cast<void>(work_.emplace( // nvcc 13 warns of a dropped reference to a work, too
+            host_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
+        ));
+    }
+    [[nodiscard]] bool test_sum() override { return make_progress(*work_); }
+    void wait_sum() override {
+        work_->wait();
+        work_.reset();
+    }
+
+    void abort(AbortReason const& reason) override {
+        if constexpr (Aborts<Comm>) {
+            comm_.abort(reason);
+        }
+    }
+    [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
+    [[nodiscard]] bool is_aborted() override {
+        if constexpr (Aborts<Comm>) {
+            return comm_.is_aborted();
+        } else {
+            return false;
+        }
+    }
+    [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
+
+    bool keep_alive() override {
+        if constexpr (RenewsDeadline<Comm>) {
+            comm_.keep_alive();
+        }
+        return RenewsDeadline<Comm>;
+    }
+
+    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
+    ) override {
+        if constexpr (HasDeadline<Comm>) {
+            return comm_.set_deadline(deadline);
+        } else {
+            return {};
+        }
+    }
+
+protected:
+    [[nodiscard]] Comm& communicator() noexcept { return comm_; }
+    [[nodiscard]] Comm const& communicator() const noexcept { return comm_; }
+
+private:
+    Held comm_;
+    HostCollectives<Comm> host_;
+    std::optional<typename HostCollectives<Comm>::Work> work_;
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/bucket/reducer.hpp
 
 namespace joinable { inline namespace v0 {
@@ -10835,6 +10835,146 @@ JOINABLE_DEFINITION AbortReason blamed_on(int rank, AbortReason reason) {
 
 #endif
 
+// ---- joinable/communicator/failure_report.hpp
+
+/// @file
+/// How a failure on some ranks becomes an error on all of them.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+inline constexpr std::size_t text_bytes = 256; ///< of one rank's text, in any message
+
+/// Writes a text that only one rank adds to the sum. A text that is too long ends with "...".
+void write_text(std::span<std::uint64_t> words, std::string_view text);
+std::string read_text(std::span<std::uint64_t const> words);
+
+/// The ranks of a sum of one bit per rank, from `first` on.
+void set_bit(std::span<std::uint64_t> words, int bit);
+void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first);
+
+/// The questions by which ranks learn which of them failed, in messages of one size. All ranks of `control` make the
+/// same calls.
+class FailureReport {
+public:
+    explicit FailureReport(ControlCommunicator& control) noexcept : control_{control} {}
+
+    /// The ranks for which `is_so` is true, ascending.
+    [[nodiscard]] std::vector<int> ranks_with(bool is_so);
+
+    /// The reason to throw after some ranks failed, the lowest with its `text`.
+    [[nodiscard]] AbortReason failure(bool has_failed, std::string_view text);
+
+    /// A reason that names ranks of `control`. Local.
+    [[nodiscard]] AbortReason
+    reason(FailureKind kind, std::vector<int> ranks, std::string message) const;
+
+protected:
+    static constexpr std::size_t message_words = 384;
+
+    [[nodiscard]] std::span<std::uint64_t> place(std::size_t byte, std::size_t bytes) noexcept {
+        return std::span{words_}.subspan(byte / 8, bytes / 8);
+    }
+
+    ControlCommunicator& control_;
+    std::array<std::uint64_t, message_words> words_{};
+};
+
+/// Runs `exchange`, which returns why some ranks failed, and throws what this rank then throws.
+/// If the exchange fails, `abort` gets the reason to tell the others. A rank's own error says more than
+/// that others did not come to hear it.
+template <class Exchange, class Abort>
+void throw_if_any_failed(
+    std::exception_ptr const& local_error, Exchange const& exchange, Abort const& abort
+) {
+    std::optional<AbortReason> failure;
+    try {
+        failure = exchange();
+    } catch (...) {
+        abort(local_error ? failure_of(local_error) : reason_of(std::current_exception()));
+        if (local_error) {
+            std::rethrow_exception(local_error);
+        }
+        throw;
+    }
+    if (local_error) {
+        std::rethrow_exception(local_error);
+    }
+    if (failure) {
+        throw_failure(*failure);
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/impl/failure_report.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstring>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void write_text(std::span<std::uint64_t> words, std::string_view text) {
+    std::string const written = cut_text(std::string{text}, 8 * words.size());
+    std::memcpy(words.data(), written.data(), written.size());
+}
+
+JOINABLE_DEFINITION std::string read_text(std::span<std::uint64_t const> words) {
+    std::string text(8 * words.size(), '\0');
+    std::memcpy(text.data(), words.data(), text.size());
+    std::erase(text, '\0');
+    return text;
+}
+
+JOINABLE_DEFINITION void set_bit(std::span<std::uint64_t> words, int bit) {
+    words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
+}
+
+JOINABLE_DEFINITION void
+append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first) {
+    for (int bit = 0; bit < 64 * static_cast<int>(words.size()); ++bit) {
+        if (((words[static_cast<std::size_t>(bit / 64)] >> (bit % 64)) & 1U) != 0) {
+            ranks.push_back(first + bit);
+        }
+    }
+}
+
+JOINABLE_DEFINITION std::vector<int> FailureReport::ranks_with(bool is_so) {
+    constexpr int bits = 64 * static_cast<int>(message_words);
+    std::vector<int> ranks;
+    for (int first = 0; first < control_.size(); first += bits) {
+        words_ = {};
+        int const mine = control_.rank() - first;
+        if (is_so && mine >= 0 && mine < bits) {
+            set_bit(words_, mine);
+        }
+        control_.sum(words_);
+        append_bits(ranks, words_, first);
+    }
+    return ranks;
+}
+
+JOINABLE_DEFINITION AbortReason FailureReport::failure(bool has_failed, std::string_view text) {
+    std::vector<int> ranks = ranks_with(has_failed);
+    words_ = {};
+    write_text(place(0, text_bytes), text);
+    control_.broadcast(words_, ranks.front());
+    std::string message = failure_text(ranks, read_text(place(0, text_bytes)));
+    return reason(FailureKind::peer_failed, std::move(ranks), std::move(message));
+}
+
+JOINABLE_DEFINITION AbortReason
+FailureReport::reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
+    AbortReason all{kind, std::move(ranks), std::move(message)};
+    all.is_renumbered = control_.is_renumbered();
+    return all;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/agreement/agree.hpp
 
 /// @file
@@ -10867,49 +11007,25 @@ struct HashAgreement {
     static bool is_common(std::uint64_t const* sum, std::uint64_t ranks) noexcept;
 };
 
-inline constexpr std::size_t text_bytes = 256; ///< of one rank's text, in any message
-
-/// Writes a text that only one rank adds to the sum. A text that is too long ends with "...".
-void write_text(std::span<std::uint64_t> words, std::string_view text);
-std::string read_text(std::span<std::uint64_t const> words);
-
-/// The ranks of a sum of one bit per rank, from `first` on.
-void set_bit(std::span<std::uint64_t> words, int bit);
-void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first);
-
 /// The questions that ranks ask each other after they found a difference, in messages of one size.
 /// All ranks of `control` make the same calls.
-class DifferenceReport {
+class DifferenceReport : public FailureReport {
 public:
     /// `count` ranks have a say, `lowest` is the lowest of them. A rank without a say adds nothing.
     DifferenceReport(ControlCommunicator& control, int lowest, std::uint64_t count, bool has_say)
-        : control_{control}, lowest_{lowest}, count_{count}, has_say_{has_say} {}
-
-    /// The ranks for which `is_so` is true, ascending.
-    [[nodiscard]] std::vector<int> ranks_with(bool is_so);
-
-    /// The reason to throw after some ranks failed, the lowest with its `text`.
-    [[nodiscard]] AbortReason failure(bool has_failed, std::string_view text);
+        : FailureReport{control}, lowest_{lowest}, count_{count}, has_say_{has_say} {}
 
     /// The reason to throw after hashes of lists differed. It names the first item that differs.
     [[nodiscard]] AbortReason difference(AgreementList const& list);
 
-    /// A reason that names ranks of `control`. Local.
-    [[nodiscard]] AbortReason
-    reason(FailureKind kind, std::vector<int> ranks, std::string message) const;
-
 private:
-    static constexpr std::size_t slot_count = 64;
-    static constexpr int bits = 64 * slot_count * HashAgreement::words;
+    static constexpr std::size_t slot_count = message_words / HashAgreement::words;
     static constexpr std::size_t label_bytes = 112;
 
     /// The index of the first item that differs; beyond the end of all lists if none does. Each slot of a
     /// message holds one item.
     [[nodiscard]] std::size_t first_difference(AgreementList const& list);
 
-    [[nodiscard]] std::span<std::uint64_t> place(std::size_t byte, std::size_t bytes) noexcept {
-        return std::span{words_}.subspan(byte / 8, bytes / 8);
-    }
     [[nodiscard]] AgreementList::Item read_item(std::size_t at);
     /// Where the name begins in "models differ: parameter 3": after the title.
     [[nodiscard]] static std::size_t name_in(std::string const& label);
@@ -10918,11 +11034,9 @@ private:
     /// If the labels differ, the text has both, and their common title once.
     [[nodiscard]] std::string text_of(int other);
 
-    ControlCommunicator& control_;
     int lowest_;
     std::uint64_t count_;
     bool has_say_;
-    std::array<std::uint64_t, slot_count * HashAgreement::words> words_{};
 };
 
 /// Collective. Returns the reason to throw for ranks without an error, if a rank has an error or
@@ -10935,31 +11049,6 @@ private:
     std::exception_ptr const& local_error,
     std::uint64_t* tally = nullptr
 );
-
-/// Runs `exchange`, which returns what find_disagreement() does, and throws what this rank then throws.
-/// If the exchange fails, `abort` gets the reason to tell the others. A rank's own error says more than
-/// that others did not come to hear it.
-template <class Exchange, class Abort>
-void throw_if_any_failed(
-    std::exception_ptr const& local_error, Exchange const& exchange, Abort const& abort
-) {
-    std::optional<AbortReason> failure;
-    try {
-        failure = exchange();
-    } catch (...) {
-        abort(local_error ? failure_of(local_error) : reason_of(std::current_exception()));
-        if (local_error) {
-            std::rethrow_exception(local_error);
-        }
-        throw;
-    }
-    if (local_error) {
-        std::rethrow_exception(local_error);
-    }
-    if (failure) {
-        throw_failure(*failure);
-    }
-}
 
 /// Aborts because of an exception on this rank.
 void abort_for(ControlCommunicator& control, AbortReason const& reason);
@@ -10994,7 +11083,9 @@ void abort_if_throws(Comm& comm, F const& f) {
 
 #if JOINABLE_HAS_DEFINITIONS
 
+#include <array>
 #include <utility>
+#include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -11025,54 +11116,6 @@ HashAgreement::is_common(std::uint64_t const* sum, std::uint64_t ranks) noexcept
            Agreement{sum[4], sum[5]}.value(ranks);
 }
 
-JOINABLE_DEFINITION void write_text(std::span<std::uint64_t> words, std::string_view text) {
-    std::string const written = cut_text(std::string{text}, 8 * words.size());
-    std::memcpy(words.data(), written.data(), written.size());
-}
-
-JOINABLE_DEFINITION std::string read_text(std::span<std::uint64_t const> words) {
-    std::string text(8 * words.size(), '\0');
-    std::memcpy(text.data(), words.data(), text.size());
-    std::erase(text, '\0');
-    return text;
-}
-
-JOINABLE_DEFINITION void set_bit(std::span<std::uint64_t> words, int bit) {
-    words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
-}
-
-JOINABLE_DEFINITION void
-append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first) {
-    for (int bit = 0; bit < 64 * static_cast<int>(words.size()); ++bit) {
-        if (((words[static_cast<std::size_t>(bit / 64)] >> (bit % 64)) & 1U) != 0) {
-            ranks.push_back(first + bit);
-        }
-    }
-}
-
-JOINABLE_DEFINITION std::vector<int> DifferenceReport::ranks_with(bool is_so) {
-    std::vector<int> ranks;
-    for (int first = 0; first < control_.size(); first += bits) {
-        words_ = {};
-        int const mine = control_.rank() - first;
-        if (is_so && mine >= 0 && mine < bits) {
-            set_bit(words_, mine);
-        }
-        control_.sum(words_);
-        append_bits(ranks, words_, first);
-    }
-    return ranks;
-}
-
-JOINABLE_DEFINITION AbortReason DifferenceReport::failure(bool has_failed, std::string_view text) {
-    std::vector<int> ranks = ranks_with(has_failed);
-    words_ = {};
-    write_text(place(0, text_bytes), text);
-    control_.broadcast(words_, ranks.front());
-    std::string message = failure_text(ranks, read_text(place(0, text_bytes)));
-    return reason(FailureKind::peer_failed, std::move(ranks), std::move(message));
-}
-
 JOINABLE_DEFINITION AbortReason DifferenceReport::difference(AgreementList const& list) {
     std::size_t const item = first_difference(list);
     words_ = {list.hash(item)};
@@ -11093,13 +11136,6 @@ JOINABLE_DEFINITION AbortReason DifferenceReport::difference(AgreementList const
         text += concat("; ", ranks_text(ranks), " differ from rank ", lowest_);
     }
     return reason(FailureKind::mismatch, std::move(ranks), std::move(text));
-}
-
-JOINABLE_DEFINITION AbortReason
-DifferenceReport::reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
-    AbortReason all{kind, std::move(ranks), std::move(message)};
-    all.is_renumbered = control_.is_renumbered();
-    return all;
 }
 
 JOINABLE_DEFINITION std::size_t DifferenceReport::first_difference(AgreementList const& list) {

@@ -2214,7 +2214,7 @@ private:
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// Runs `local()` on every rank. Ranks on which it throws throw that error. The others throw
-/// PeerFailed with the text of the lowest such rank: see agree(). The control communicator stays
+/// PeerFailed with the text of the lowest such rank. The control communicator stays
 /// usable.
 template <class Local>
 void prepare_together(NcclRank& rank, Local const& local) {
@@ -2223,8 +2223,13 @@ void prepare_together(NcclRank& rank, Local const& local) {
         error,
         [&] {
             std::optional<AbortReason> failure;
-            rank.over_control([&](NcclControl& control) { // it would end with agree()'s error
-                failure = find_disagreement(control, {}, error);
+            rank.over_control([&](NcclControl& control) { // it would end with that error
+                std::array<std::uint64_t, 1> failed{error ? 1U : 0U};
+                control.sum(failed);
+                if (failed[0] != 0) {
+                    failure =
+                        FailureReport{control}.failure(error != nullptr, failure_of(error).message);
+                }
             });
             return failure;
         },

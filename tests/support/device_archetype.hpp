@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <joinable/agreement/staged_collectives.hpp>
+#include <joinable/communicator/staged_collectives.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/tensor/buffer.hpp>

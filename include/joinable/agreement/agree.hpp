@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <optional>
-#include <span>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/control.hpp>
+#include <joinable/communicator/failure_report.hpp>
 #include <joinable/config.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/error.hpp>
@@ -49,49 +45,25 @@ struct HashAgreement {
     static bool is_common(std::uint64_t const* sum, std::uint64_t ranks) noexcept;
 };
 
-inline constexpr std::size_t text_bytes = 256; ///< of one rank's text, in any message
-
-/// Writes a text that only one rank adds to the sum. A text that is too long ends with "...".
-void write_text(std::span<std::uint64_t> words, std::string_view text);
-std::string read_text(std::span<std::uint64_t const> words);
-
-/// The ranks of a sum of one bit per rank, from `first` on.
-void set_bit(std::span<std::uint64_t> words, int bit);
-void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first);
-
 /// The questions that ranks ask each other after they found a difference, in messages of one size.
 /// All ranks of `control` make the same calls.
-class DifferenceReport {
+class DifferenceReport : public FailureReport {
 public:
     /// `count` ranks have a say, `lowest` is the lowest of them. A rank without a say adds nothing.
     DifferenceReport(ControlCommunicator& control, int lowest, std::uint64_t count, bool has_say)
-        : control_{control}, lowest_{lowest}, count_{count}, has_say_{has_say} {}
-
-    /// The ranks for which `is_so` is true, ascending.
-    [[nodiscard]] std::vector<int> ranks_with(bool is_so);
-
-    /// The reason to throw after some ranks failed, the lowest with its `text`.
-    [[nodiscard]] AbortReason failure(bool has_failed, std::string_view text);
+        : FailureReport{control}, lowest_{lowest}, count_{count}, has_say_{has_say} {}
 
     /// The reason to throw after hashes of lists differed. It names the first item that differs.
     [[nodiscard]] AbortReason difference(AgreementList const& list);
 
-    /// A reason that names ranks of `control`. Local.
-    [[nodiscard]] AbortReason
-    reason(FailureKind kind, std::vector<int> ranks, std::string message) const;
-
 private:
-    static constexpr std::size_t slot_count = 64;
-    static constexpr int bits = 64 * slot_count * HashAgreement::words;
+    static constexpr std::size_t slot_count = message_words / HashAgreement::words;
     static constexpr std::size_t label_bytes = 112;
 
     /// The index of the first item that differs; beyond the end of all lists if none does. Each slot of a
     /// message holds one item.
     [[nodiscard]] std::size_t first_difference(AgreementList const& list);
 
-    [[nodiscard]] std::span<std::uint64_t> place(std::size_t byte, std::size_t bytes) noexcept {
-        return std::span{words_}.subspan(byte / 8, bytes / 8);
-    }
     [[nodiscard]] AgreementList::Item read_item(std::size_t at);
     /// Where the name begins in "models differ: parameter 3": after the title.
     [[nodiscard]] static std::size_t name_in(std::string const& label);
@@ -100,11 +72,9 @@ private:
     /// If the labels differ, the text has both, and their common title once.
     [[nodiscard]] std::string text_of(int other);
 
-    ControlCommunicator& control_;
     int lowest_;
     std::uint64_t count_;
     bool has_say_;
-    std::array<std::uint64_t, slot_count * HashAgreement::words> words_{};
 };
 
 /// Collective. Returns the reason to throw for ranks without an error, if a rank has an error or
@@ -117,31 +87,6 @@ private:
     std::exception_ptr const& local_error,
     std::uint64_t* tally = nullptr
 );
-
-/// Runs `exchange`, which returns what find_disagreement() does, and throws what this rank then throws.
-/// If the exchange fails, `abort` gets the reason to tell the others. A rank's own error says more than
-/// that others did not come to hear it.
-template <class Exchange, class Abort>
-void throw_if_any_failed(
-    std::exception_ptr const& local_error, Exchange const& exchange, Abort const& abort
-) {
-    std::optional<AbortReason> failure;
-    try {
-        failure = exchange();
-    } catch (...) {
-        abort(local_error ? failure_of(local_error) : reason_of(std::current_exception()));
-        if (local_error) {
-            std::rethrow_exception(local_error);
-        }
-        throw;
-    }
-    if (local_error) {
-        std::rethrow_exception(local_error);
-    }
-    if (failure) {
-        throw_failure(*failure);
-    }
-}
 
 /// Aborts because of an exception on this rank.
 void abort_for(ControlCommunicator& control, AbortReason const& reason);

@@ -13,8 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/agreement/control.hpp>
-#include <joinable/agreement/host_collectives.hpp>
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/bucket_reduction.hpp>
@@ -28,6 +26,8 @@
 #include <joinable/bucket/without_pass.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/control.hpp>
+#include <joinable/communicator/host_collectives.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/device/arena.hpp>

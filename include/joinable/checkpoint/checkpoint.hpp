@@ -21,7 +21,6 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
 #include <joinable/agreement/on_all_ranks.hpp>
 #include <joinable/checkpoint/detail/file.hpp>
 #include <joinable/checkpoint/detail/model_layout.hpp>
@@ -30,6 +29,7 @@
 #include <joinable/checkpoint/detail/tensor_part.hpp>
 #include <joinable/checkpoint/detail/training_state.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/type_name.hpp>

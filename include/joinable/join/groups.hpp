@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <joinable/agreement/agree.hpp>
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <utility>
 
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/join/detail/entrant.hpp>
 #include <joinable/join/detail/guard.hpp>
 #include <joinable/join/guarded_range.hpp>

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/options.hpp>

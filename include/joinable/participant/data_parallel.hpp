@@ -18,11 +18,11 @@
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/bucket/timeline.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/model_table.hpp>
 #include <joinable/detail/failure.hpp>

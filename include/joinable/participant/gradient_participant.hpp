@@ -15,12 +15,12 @@
 #include <vector>
 
 #include <joinable/agreement/agree.hpp>
-#include <joinable/agreement/control.hpp>
 #include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/cleared.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>

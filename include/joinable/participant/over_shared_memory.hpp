@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <joinable/agreement/control.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/reducer.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/communicator/shared_memory/process.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/config.hpp>

@@ -12,11 +12,11 @@
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/model_table.hpp>
 #include <joinable/detail/text.hpp>

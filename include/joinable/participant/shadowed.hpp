@@ -13,9 +13,9 @@
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>

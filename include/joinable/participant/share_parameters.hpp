@@ -10,9 +10,9 @@
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/communicator/model_table.hpp>
 #include <joinable/communicator/shared_buffer.hpp>
 #include <joinable/detail/failure.hpp>

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include <joinable/agreement/control.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/config.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/trace/picture.hpp>

@@ -3,7 +3,9 @@
 
 #include <joinable/agreement/agree.hpp>
 
+#include <array>
 #include <utility>
+#include <vector>
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/failure.hpp>
@@ -38,54 +40,6 @@ HashAgreement::is_common(std::uint64_t const* sum, std::uint64_t ranks) noexcept
            Agreement{sum[4], sum[5]}.value(ranks);
 }
 
-JOINABLE_DEFINITION void write_text(std::span<std::uint64_t> words, std::string_view text) {
-    std::string const written = cut_text(std::string{text}, 8 * words.size());
-    std::memcpy(words.data(), written.data(), written.size());
-}
-
-JOINABLE_DEFINITION std::string read_text(std::span<std::uint64_t const> words) {
-    std::string text(8 * words.size(), '\0');
-    std::memcpy(text.data(), words.data(), text.size());
-    std::erase(text, '\0');
-    return text;
-}
-
-JOINABLE_DEFINITION void set_bit(std::span<std::uint64_t> words, int bit) {
-    words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
-}
-
-JOINABLE_DEFINITION void
-append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first) {
-    for (int bit = 0; bit < 64 * static_cast<int>(words.size()); ++bit) {
-        if (((words[static_cast<std::size_t>(bit / 64)] >> (bit % 64)) & 1U) != 0) {
-            ranks.push_back(first + bit);
-        }
-    }
-}
-
-JOINABLE_DEFINITION std::vector<int> DifferenceReport::ranks_with(bool is_so) {
-    std::vector<int> ranks;
-    for (int first = 0; first < control_.size(); first += bits) {
-        words_ = {};
-        int const mine = control_.rank() - first;
-        if (is_so && mine >= 0 && mine < bits) {
-            set_bit(words_, mine);
-        }
-        control_.sum(words_);
-        append_bits(ranks, words_, first);
-    }
-    return ranks;
-}
-
-JOINABLE_DEFINITION AbortReason DifferenceReport::failure(bool has_failed, std::string_view text) {
-    std::vector<int> ranks = ranks_with(has_failed);
-    words_ = {};
-    write_text(place(0, text_bytes), text);
-    control_.broadcast(words_, ranks.front());
-    std::string message = failure_text(ranks, read_text(place(0, text_bytes)));
-    return reason(FailureKind::peer_failed, std::move(ranks), std::move(message));
-}
-
 JOINABLE_DEFINITION AbortReason DifferenceReport::difference(AgreementList const& list) {
     std::size_t const item = first_difference(list);
     words_ = {list.hash(item)};
@@ -106,13 +60,6 @@ JOINABLE_DEFINITION AbortReason DifferenceReport::difference(AgreementList const
         text += concat("; ", ranks_text(ranks), " differ from rank ", lowest_);
     }
     return reason(FailureKind::mismatch, std::move(ranks), std::move(text));
-}
-
-JOINABLE_DEFINITION AbortReason
-DifferenceReport::reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
-    AbortReason all{kind, std::move(ranks), std::move(message)};
-    all.is_renumbered = control_.is_renumbered();
-    return all;
 }
 
 JOINABLE_DEFINITION std::size_t DifferenceReport::first_difference(AgreementList const& list) {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
 #include <joinable/checkpoint/detail/file.hpp>
 #include <joinable/checkpoint/detail/safetensors.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/config.hpp>
 #include <joinable/join/detail/window.hpp>
 #include <joinable/join/joinable.hpp>

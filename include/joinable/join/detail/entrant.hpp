@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/type_name.hpp>
 #include <joinable/hook/keywords.hpp>

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/config.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/join/detail/attachments.hpp>

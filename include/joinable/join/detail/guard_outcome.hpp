@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/detail/rank_groups.hpp>

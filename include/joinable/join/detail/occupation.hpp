@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/config.hpp>
 #include <joinable/join/detail/session.hpp>
 

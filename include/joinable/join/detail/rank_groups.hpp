@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/join/detail/roll_call.hpp>
 #include <joinable/join/detail/turn_order.hpp>
 #include <joinable/join/result.hpp>

@@ -11,7 +11,7 @@
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/config.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/error.hpp>

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/config.hpp>
 #include <joinable/join/detail/roll_call.hpp>
 #include <joinable/join/detail/window.hpp>

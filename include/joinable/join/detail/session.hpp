@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/config.hpp>
 #include <joinable/join/detail/guard_outcome.hpp>
 #include <joinable/join/detail/rank_groups.hpp>

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
 #include <joinable/bucket/options.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/communicator/nccl/captured_averages.hpp>
 #include <joinable/detail/scope.hpp>
 #include <joinable/detail/text.hpp>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/config.hpp>
 #include <joinable/device/elements_on_host.hpp>
 #include <joinable/participant/options.hpp>

@@ -10,9 +10,9 @@
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/agreement/control.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/memory.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/detail/model_checks.hpp>

@@ -13,9 +13,9 @@
 #include <doctest/doctest.h>
 #include <support/folder.hpp>
 
-#include <joinable/agreement/control.hpp>
 #include <joinable/checkpoint/checkpoint.hpp>
 #include <joinable/checkpoint/detail/tensor_part.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/communicator/self.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/sharded/optimizer.hpp>

@@ -19,7 +19,7 @@
 #include <support/wait_until.hpp>
 
 #include <joinable/agreement/agree.hpp>
-#include <joinable/agreement/control.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/nccl_graphs.hpp>
 #include <joinable/participant/data_parallel.hpp>

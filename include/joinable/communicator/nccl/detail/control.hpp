@@ -8,9 +8,9 @@
 #include <optional>
 #include <type_traits>
 
-#include <joinable/agreement/control.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
 

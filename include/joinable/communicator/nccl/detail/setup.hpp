@@ -15,8 +15,8 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <joinable/agreement/agree.hpp>
 #include <joinable/communicator/detail/comparison.hpp>
+#include <joinable/communicator/failure_report.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
 #include <joinable/communicator/nccl/detail/deadline.hpp>
@@ -34,7 +34,7 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// Runs `local()` on every rank. Ranks on which it throws throw that error. The others throw
-/// PeerFailed with the text of the lowest such rank: see agree(). The control communicator stays
+/// PeerFailed with the text of the lowest such rank. The control communicator stays
 /// usable.
 template <class Local>
 void prepare_together(NcclRank& rank, Local const& local) {
@@ -43,8 +43,13 @@ void prepare_together(NcclRank& rank, Local const& local) {
         error,
         [&] {
             std::optional<AbortReason> failure;
-            rank.over_control([&](NcclControl& control) { // it would end with agree()'s error
-                failure = find_disagreement(control, {}, error);
+            rank.over_control([&](NcclControl& control) { // it would end with that error
+                std::array<std::uint64_t, 1> failed{error ? 1U : 0U};
+                control.sum(failed);
+                if (failed[0] != 0) {
+                    failure =
+                        FailureReport{control}.failure(error != nullptr, failure_of(error).message);
+                }
             });
             return failure;
         },

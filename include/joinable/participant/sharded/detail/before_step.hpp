@@ -11,10 +11,10 @@
 #include <span>
 #include <vector>
 
-#include <joinable/agreement/control.hpp>
-#include <joinable/agreement/host_collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/control.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/communicator/host_collectives.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>

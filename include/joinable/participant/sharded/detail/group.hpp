@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/agreement/host_collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/host_collectives.hpp>
 #include <joinable/communicator/substitute.hpp>
 #include <joinable/config.hpp>
 #include <joinable/detail/text.hpp>

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/agreement/host_collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/communicator/host_collectives.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>

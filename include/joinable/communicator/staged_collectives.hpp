@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/agreement/host_collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/communicator/host_collectives.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/tensor/buffer.hpp>

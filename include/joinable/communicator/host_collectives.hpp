@@ -29,13 +29,13 @@ template <class Comm>
 
 /// Collectives over a few words on the host, over any communicator. One that moves device memory
 /// carries them itself, by host_words(), or they go through memory of its device: see
-/// agreement/staged_collectives.hpp, which every device includes. Then one is under way at a time.
+/// communicator/staged_collectives.hpp, which every device includes. Then one is under way at a time.
 template <class Comm>
 class HostCollectives {
     static_assert(
         reduces_host_memory<Comm> || gives_host_words<Comm> || !gives_device<Comm>,
         "words of the host go through a communicator of device memory: include "
-        "<joinable/agreement/staged_collectives.hpp>"
+        "<joinable/communicator/staged_collectives.hpp>"
     );
 
 public:

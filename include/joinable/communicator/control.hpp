@@ -12,8 +12,8 @@
 #include <type_traits>
 #include <vector>
 
-#include <joinable/agreement/host_collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/host_collectives.hpp>
 #include <joinable/communicator/work.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {

@@ -2226,6 +2226,21 @@ MUTATIONS = [
         "bucket/in_place.test.cpp", "*share memory*",
     ),
     Mutation(
+        "averages-of-views-stay-in-fresh-gradients", "bucket/impl/gradients.ipp",
+        "void* const out = are_views_ ? views[first].data() : nullptr;", "void* const out = nullptr;",
+        "bucket/in_place.test.cpp", "*makes anew*",
+    ),
+    Mutation(
+        "gradients-at-the-place-of-others-are-summed-there", "bucket/impl/gradients.ipp",
+        "!is_in_buckets(gradient) &&", "gradient.data() != place.data() &&",
+        "bucket/in_place.test.cpp", "*not copied before the sum*",
+    ),
+    Mutation(
+        "sums-of-pieces-have-no-place-of-their-own", "communicator/shared_memory/engine/impl/exchange.ipp",
+        "bool const is_in_one_place = payload[word] != payload[ArrivalLine::in];", "bool const is_in_one_place = false;",
+        "communicator/shared_memory/pieces.test.cpp", "a sum in pieces*",
+    ),
+    Mutation(
         "reductions-of-users-get-empty-buckets", "bucket/reducer.hpp",
         "std::same_as<Reduction, AllReduce> && detail::has_sum_of_pieces<Comm>;",
         "std::derived_from<Reduction, AllReduce> && detail::has_sum_of_pieces<Comm>;",
@@ -2254,8 +2269,8 @@ MUTATIONS = [
     ),
     Mutation(
         "other-processes-get-a-list-on-the-heap", "communicator/shared_memory/engine/impl/lent_memory.ipp",
-        "{list, bytes, {list, list}, {}, {}, pieces.number};",
-        "{list, bytes, {pieces.list, pieces.list}, {}, {}, 0};",
+        "{list, bytes, {list, out}, {}, {}, pieces.number};",
+        "{list, bytes, {pieces.list, out}, {}, {}, 0};",
         "communicator/shared_memory/pieces.test.cpp", "*however each rank*",
     ),
     Mutation(

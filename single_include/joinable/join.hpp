@@ -6834,8 +6834,9 @@ struct BucketOptions {
     /// until finalize_backward() has returned, or the Join or the reducer is destroyed. Other gradients are copied
     /// into the buckets and back.
     ///
-    /// On: gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
-    /// every parameter. The gradients are valid as long as the reducer, which releases them at its
+    /// On: gradients live in the buckets, so they are not copied. One that a pass has made elsewhere is copied into its
+    /// bucket, or read by the sum where the sum reads others without this option; the same holds for it then. Needs
+    /// parameter_traits::set_grad for every parameter. The gradients are valid as long as the reducer, which releases them at its
     /// end (parameter_traits::release_grad). That is so without this option, too, for a parameter
     /// that had no gradient when its average came.
     bool gradient_as_bucket_view = false;
@@ -7508,6 +7509,8 @@ struct BufferPieces {
     BufferPiece* list = nullptr;
     std::size_t number = 0; ///< of pieces; 0: none
     DType dtype = DType::f32;
+    /// Where the result goes, as a whole; null: into the pieces. Each piece is at its place there, or apart from it.
+    void* out = nullptr;
 
     [[nodiscard]] std::size_t count() const noexcept {
         return list[number - 1].end / size_of(dtype);
@@ -8407,11 +8410,12 @@ public:
     [[nodiscard]] virtual bool hold_any() { return false; }
     /// Whether the last iteration copied gradients into buckets that could be views of them.
     [[nodiscard]] virtual bool copies_without_need() const { return false; }
-    /// The sum reads gradients that `is_in_reach(memory)` of all ranks where they lie, and writes the averages there.
-    /// pack() copies only other ones, zeros, and gradients of another layout. Before the first iteration.
+    /// The sum reads gradients that `is_in_reach(memory)` of all ranks where they lie, and writes the averages there, or
+    /// into the buckets of which gradients are to be views. pack() copies only other ones, zeros, and gradients of another
+    /// layout. Before the first iteration.
     virtual void leave_in_place(MemoryInReach /*is_in_reach*/) {}
-    /// Where the parameters [first, last) of a bucket lie, when all are packed; empty: in the bucket. The list is kept until
-    /// the next iteration.
+    /// Where the parameters [first, last) of a bucket lie, when all are packed, and where their averages go; empty: in the
+    /// bucket. The list is kept until the next iteration.
     [[nodiscard]] virtual BufferPieces
     pieces_of(std::size_t /*bucket*/, std::size_t /*first*/, std::size_t /*last*/) {
         return {};
@@ -8463,6 +8467,7 @@ private:
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -8579,9 +8584,6 @@ public:
         });
     }
     void leave_in_place(MemoryInReach is_in_reach) override {
-        if (are_views_) {
-            return;
-        }
         bool are_buckets_in_reach = true; // which hold what cannot stay in place
         layout_.for_each_arena([&](Arena const& arena) {
             are_buckets_in_reach =
@@ -8617,7 +8619,8 @@ public:
                 ++end;
             }
         }
-        return {begin, static_cast<std::size_t>(end - begin), buffer.dtype};
+        void* const out = are_views_ ? views[first].data() : nullptr;
+        return {begin, static_cast<std::size_t>(end - begin), buffer.dtype, out};
     }
 
     void pack(std::size_t i, double factor) override {
@@ -8655,12 +8658,13 @@ public:
             device().scale_copy(*places_[i], factor, *places_[i]);
             return;
         }
-        if (is_in_reach_.comm != nullptr) {
+        bool const stays = is_in_place(gradient, factor, *places_[i]);
+        // Averages of views overwrite no gradient, so there only those that stay have to be apart.
+        if (are_views_ ? stays : is_in_reach_.comm != nullptr) {
             has_moved_ = has_moved_ || packed_[i] != gradient.data();
             packed_[i] = gradient.data();
             is_packed_[i] = true;
         }
-        bool const stays = is_in_place(gradient, factor, *places_[i]);
         in_place_[i] = stays ? gradient.data() : nullptr;
         if (!stays) {
             device().scale_copy(gradient, factor, *places_[i]);
@@ -8752,7 +8756,7 @@ public:
         }
         if (gradient) {
             require_fit(i, gradient);
-            if (in_place_[i] != nullptr || gradient.data() == view.data()) {
+            if ((in_place_[i] != nullptr && !are_views_) || gradient.data() == view.data()) {
                 return;
             }
         }
@@ -8839,9 +8843,19 @@ private:
     [[nodiscard]] bool
     is_in_place(AnyView const& gradient, double factor, AnyView const& place) const noexcept {
         return is_in_reach_.comm != nullptr && factor == 1.0 && !leaves_untouched() &&
-               gradient.data() != place.data() && gradient.strides() == place.strides() &&
-               gradient.numel() != 0 &&
+               gradient.strides() == place.strides() && gradient.numel() != 0 &&
+               !is_in_buckets(gradient) &&
                is_in_reach_({gradient.data(), gradient.numel(), gradient.dtype()});
+    }
+    /// Whether a gradient lies in a bucket: at its place, or at that of another one, where the sum may write first.
+    [[nodiscard]] bool is_in_buckets(AnyView const& gradient) const noexcept {
+        bool is_there = false;
+        layout_.for_each_arena([&](Arena const& arena) {
+            std::less<> const is_before;
+            is_there = is_there || (!is_before(gradient.data(), arena.data()) &&
+                                    is_before(gradient.data(), arena.data() + arena.bytes()));
+        });
+        return is_there;
     }
     /// A gradient that is summed in place is apart from all others. Called before a bucket leaves, if some have other
     /// memory than in the iteration before. @throws ContractViolation  two of this iteration share memory.
@@ -8855,7 +8869,7 @@ private:
                 describe(trained_[shared->first]),
                 " and ",
                 describe(trained_[shared->second]),
-                " share memory, so they would be averaged together; give each one its own"
+                " share memory, but each is averaged where it lies; give each one its own"
             )};
         }
         // The others' memory may have gone to one of these, so they are compared when they come again.
@@ -20715,8 +20729,8 @@ struct Request {
     Buffer out = {};           ///< empty if this rank receives nothing; may be `in`
     PartSizes sends = {};      ///< elements of `in` for each rank
     PartSizes expects = {};    ///< elements of `out` from each rank
-    /// Where `in` and `out`, which are the same, lie: they begin in the first piece. Empty: in one place. The list outlives
-    /// the collective.
+    /// Where the input lies, and `out` if they are the same: that begins in the first piece. Empty: in one place. The list
+    /// outlives the collective.
     BufferPieces pieces = {};
 };
 
@@ -20790,7 +20804,8 @@ RequestsOf::all_reduce(Buffer buffer, ReduceOp op, double factor) const {
 
 JOINABLE_DEFINITION Request
 RequestsOf::sum_pieces(BufferPieces const& buffer, double factor) const {
-    Buffer const whole{buffer.list[0].data(), buffer.count(), buffer.dtype};
+    void* const out = buffer.out != nullptr ? buffer.out : buffer.list[0].data();
+    Buffer const whole{out, buffer.count(), buffer.dtype};
     Request request = all_reduce(whole, ReduceOp::sum, factor);
     request.pieces = buffer;
     return request;
@@ -21191,7 +21206,8 @@ struct alignas(64) ArrivalLine {
     static constexpr std::size_t count = 0;
     /// Address of the input, as an offset from the board; of the list of its pieces, if it has some.
     static constexpr std::size_t in = 1;
-    static constexpr std::size_t out = 2; ///< of the output, likewise
+    /// Likewise of the output; the same address if both are one, also in pieces.
+    static constexpr std::size_t out = 2;
     static constexpr std::size_t factor = 3;
     static constexpr std::size_t ring = 4; ///< size of the ring that has both, in bytes; 0: no ring
     static constexpr std::size_t pieces = 5; ///< their number; 0: it is in one place
@@ -22339,12 +22355,12 @@ private:
     /// The number of elements that rank `from` sends to rank `to`.
     [[nodiscard]] std::size_t share(int from, int to) const noexcept;
 
-    /// The pieces that a rank sums in place; none if its buffer is in one place.
+    /// The pieces of a rank's input; none if that is in one place.
     [[nodiscard]] BufferPieces pieces_of(int rank) const noexcept;
     /// Up to which element, at most `end`, every rank has the elements from `begin` on in one place.
     [[nodiscard]] std::size_t end_of_pieces(std::size_t begin, std::size_t end) const noexcept;
-    /// The address of byte `offset` in a rank's input or output. If the rank has a ring, the bytes
-    /// up to the end of the slice follow it; if it has pieces, those up to the end of the piece.
+    /// The address of byte `offset` in a rank's input or output. If it is in a ring, the bytes
+    /// up to the end of the slice follow it; if it is in pieces, those up to the end of the piece.
     [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept;
     [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
         return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
@@ -23113,12 +23129,13 @@ Exchange::end_of_pieces(std::size_t begin, std::size_t end) const noexcept {
 
 JOINABLE_DEFINITION std::byte*
 Exchange::shared(int rank, std::size_t word, std::size_t offset) const noexcept {
-    if (auto const pieces = pieces_of(rank); pieces.number != 0) {
+    auto const& payload = board_.line(rank, sequence_).payload;
+    bool const is_in_one_place = payload[word] != payload[ArrivalLine::in];
+    if (auto const pieces = pieces_of(rank); pieces.number != 0 && !is_in_one_place) {
         BufferPiece const& piece = pieces.at(offset);
         std::size_t const begin = &piece == pieces.list ? 0 : (&piece - 1)->end;
         return board_.place_at(piece.at) + (offset - begin);
     }
-    auto const& payload = board_.line(rank, sequence_).payload;
     std::uint64_t const ring = payload[ArrivalLine::ring];
     return board_.place_at(payload[word]) + (ring == 0 ? offset : offset % ring);
 }
@@ -24372,7 +24389,7 @@ public:
         return {in.data, out.data};
     }
     [[nodiscard]] static LentAddresses lent(std::uint64_t, BufferPieces const& pieces) noexcept {
-        return {pieces.list, pieces.list};
+        return {pieces.list, pieces.out != nullptr ? pieces.out : pieces.list};
     }
     [[nodiscard]] static LentAddresses own(std::uint64_t) noexcept { return {}; }
     static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
@@ -24411,13 +24428,14 @@ public:
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
     lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
-    /// Copies the list of pieces, which lie in arenas; the caller makes their addresses places. Returns false as above.
+    /// Copies the list of pieces, which lie in arenas, as their result does; the caller makes their addresses places.
+    /// Returns false as above.
     /// @throws ContractViolation  there will never be room for it. Throws what the Room throws.
     [[nodiscard]] bool lend_pieces(std::uint64_t sequence, BufferPieces const& pieces);
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }
-    /// The address of the list, twice.
+    /// The addresses of the list and of the result: the list again if that goes into the pieces.
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, BufferPieces const&) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }
@@ -24527,7 +24545,8 @@ StagedMemory::lend_pieces(std::uint64_t sequence, BufferPieces const& pieces) {
         return false;
     }
     copy(list, pieces.list, of_list);
-    loans_[sequence % loans_.size()] = {list, bytes, {list, list}, {}, {}, pieces.number};
+    void* const out = pieces.out != nullptr ? pieces.out : list;
+    loans_[sequence % loans_.size()] = {list, bytes, {list, out}, {}, {}, pieces.number};
     return true;
 }
 
@@ -24796,7 +24815,7 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         LentAddresses const at =
             pieces.number == 0 ? memory_.lent(sequence, in, out) : memory_.lent(sequence, pieces);
         for (std::size_t k = 0; k < pieces.number; ++k) {
-            BufferPiece& piece = static_cast<BufferPiece*>(at.out)[k];
+            BufferPiece& piece = static_cast<BufferPiece*>(const_cast<void*>(at.in))[k];
             piece.at = board_.place_of(piece.data());
         }
         line.payload[ArrivalLine::in] = board_.place_of(at.in);

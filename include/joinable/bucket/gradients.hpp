@@ -98,11 +98,12 @@ public:
     [[nodiscard]] virtual bool hold_any() { return false; }
     /// Whether the last iteration copied gradients into buckets that could be views of them.
     [[nodiscard]] virtual bool copies_without_need() const { return false; }
-    /// The sum reads gradients that `is_in_reach(memory)` of all ranks where they lie, and writes the averages there.
-    /// pack() copies only other ones, zeros, and gradients of another layout. Before the first iteration.
+    /// The sum reads gradients that `is_in_reach(memory)` of all ranks where they lie, and writes the averages there, or
+    /// into the buckets of which gradients are to be views. pack() copies only other ones, zeros, and gradients of another
+    /// layout. Before the first iteration.
     virtual void leave_in_place(MemoryInReach /*is_in_reach*/) {}
-    /// Where the parameters [first, last) of a bucket lie, when all are packed; empty: in the bucket. The list is kept until
-    /// the next iteration.
+    /// Where the parameters [first, last) of a bucket lie, when all are packed, and where their averages go; empty: in the
+    /// bucket. The list is kept until the next iteration.
     [[nodiscard]] virtual BufferPieces
     pieces_of(std::size_t /*bucket*/, std::size_t /*first*/, std::size_t /*last*/) {
         return {};

@@ -44,8 +44,9 @@ struct BucketOptions {
     /// until finalize_backward() has returned, or the Join or the reducer is destroyed. Other gradients are copied
     /// into the buckets and back.
     ///
-    /// On: gradients live in the buckets and are never copied. Needs parameter_traits::set_grad for
-    /// every parameter. The gradients are valid as long as the reducer, which releases them at its
+    /// On: gradients live in the buckets, so they are not copied. One that a pass has made elsewhere is copied into its
+    /// bucket, or read by the sum where the sum reads others without this option; the same holds for it then. Needs
+    /// parameter_traits::set_grad for every parameter. The gradients are valid as long as the reducer, which releases them at its
     /// end (parameter_traits::release_grad). That is so without this option, too, for a parameter
     /// that had no gradient when its average came.
     bool gradient_as_bucket_view = false;

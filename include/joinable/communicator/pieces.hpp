@@ -33,6 +33,8 @@ struct BufferPieces {
     BufferPiece* list = nullptr;
     std::size_t number = 0; ///< of pieces; 0: none
     DType dtype = DType::f32;
+    /// Where the result goes, as a whole; null: into the pieces. Each piece is at its place there, or apart from it.
+    void* out = nullptr;
 
     [[nodiscard]] std::size_t count() const noexcept {
         return list[number - 1].end / size_of(dtype);

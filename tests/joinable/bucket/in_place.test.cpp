@@ -123,23 +123,135 @@ TEST_CASE(
     });
 }
 
+/// A model whose gradients each pass makes anew, at other addresses, as after a zero_grad() that releases them.
+struct FreshGradients {
+    std::vector<Param<float>> params = make_params<float>({5, 3000, 1, 70'000});
+    std::vector<std::vector<float>> own = std::vector<std::vector<float>>(params.size());
+
+    void make(std::size_t i, float number) {
+        std::vector<float> fresh(params[i].value.size(), number);
+        own[i].swap(fresh
+        ); // the one before is freed: address sanitizer would find a rank that uses it
+        params[i].grad = joinable::AnyView{own[i]};
+    }
+};
+
+/// The gradient of a rank in a round, for a parameter: exact, and so are sums of it times a power of two.
+float fresh_number(int rank, int round, std::size_t i) {
+    return static_cast<float>((rank + 1) * (round + 2)) + static_cast<float>(i);
+}
+
+TEST_CASE("gradients that each pass makes anew become views of buckets that hold the averages") {
+    for (bool const find_unused : {false, true}) {
+        run_all_ranks({1, 2, 3, 4, 8}, [&](auto& comm) {
+            FreshGradients model;
+            drop_gradients(model.params);
+            Reducer reducer{
+                comm,
+                joinable::parameters(model.params),
+                {.bucket_cap_bytes = 100'000,
+                 .gradient_as_bucket_view = true,
+                 .find_unused = find_unused}
+            };
+            constexpr double factor = 0.25;
+            for (int round = 0; round < 4; ++round) {
+                // Rank 1 has no gradient of parameter 2 in a round, and rank 0 keeps the view of parameter 1 in another.
+                bool const lacks = comm.rank() == 1 && round == 2 && find_unused;
+                bool const keeps = comm.rank() == 0 && round == 3;
+                std::vector<std::size_t> const unused =
+                    lacks ? std::vector<std::size_t>{2} : std::vector<std::size_t>{};
+                reducer.prepare_for_backward(factor, unused);
+                for (std::size_t i = model.params.size(); i-- > 0;) {
+                    float const number = fresh_number(comm.rank(), round, i);
+                    if (lacks && i == 2) {
+                        model.params[i].grad = {};
+                        continue;
+                    }
+                    if (keeps && i == 1) {
+                        fill(model.params[i], number);
+                    } else {
+                        model.make(i, number);
+                    }
+                    reducer.mark_ready(i);
+                }
+                reducer.finalize_backward();
+                for (std::size_t i = 0; i < model.params.size(); ++i) {
+                    float sum = 0.0F;
+                    for (int rank = 0; rank < comm.size(); ++rank) {
+                        bool const is_lacking = find_unused && rank == 1 && round == 2 && i == 2;
+                        sum += is_lacking ? 0.0F : fresh_number(rank, round, i);
+                    }
+                    CHECK(is_filled(model.params[i].grad, 0.25F * sum));
+                }
+                for (joinable::Bucket const& bucket : reducer.buckets()) {
+                    for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+                        Param<float> const& param = model.params[bucket.parameters[k]];
+                        CHECK(param.grad.data() == bucket.views[k].data());
+                    }
+                }
+            }
+        });
+    }
+}
+
+TEST_CASE(
+    "gradients that are to be views are not copied before the sum, which writes into the bucket"
+) {
+    auto params = make_params<float>({100, 100, 100});
+    auto const gradients = joinable::detail::gradients_in_buckets(
+        joinable::parameters(params),
+        {.gradient_as_bucket_view = true},
+        0,
+        1,
+        joinable::detail::BufferMemory{}
+    );
+    bool const reaches = true;
+    gradients->leave_in_place({&reaches, [](void const*, joinable::ConstBuffer) { return true; }});
+    gradients->begin(false);
+    joinable::Bucket const& bucket = gradients->buckets()[0];
+    for (std::size_t i : {2U, 1U, 0U}) {
+        fill(params[i], 3.0F);
+    }
+    params[1].grad = bucket.views[2]; // where the sum may have written before it reads this
+    fill(params[1], 5.0F);
+    for (std::size_t i : {2U, 1U, 0U}) {
+        gradients->pack(i, 1.0);
+    }
+    auto const pieces = gradients->pieces_of(0, 0, 3);
+    CHECK(pieces.number == 3);
+    CHECK(pieces.out == bucket.views[0].data());
+    CHECK(pieces.list[0].data() == params[2].storage.data());
+    CHECK(pieces.list[1].data() == bucket.views[1].data());
+    CHECK(pieces.list[2].data() == params[0].storage.data());
+    CHECK(is_filled(bucket.views[0], 0.0F)); // as the arena was
+    CHECK(is_filled(bucket.views[1], 5.0F));
+    gradients->deliver(0);
+    CHECK(params[0].grad.data() == bucket.views[2].data());
+    gradients->begin(false);
+    CHECK(gradients->pieces_of(0, 0, 3).number == 0);
+}
+
 TEST_CASE(
     "a gradient that gets other memory while it is averaged in place is named, and nothing is lost silently"
 ) {
-    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
-        auto params = make_params<float>({4, 4});
-        Reducer reducer{comm, joinable::parameters(params)};
-        std::vector<float> other(4);
-        reducer.prepare_for_backward(1.0);
-        reducer.mark_ready(1);
-        reducer.mark_ready(0);
-        params[0].grad = joinable::AnyView{other};
-        CHECK_THROWS_WITH_AS(
-            reducer.finalize_backward(),
-            doctest::Contains("parameter 0 on rank"),
-            joinable::ContractViolation
-        );
-    });
+    for (bool const views : {false, true}) {
+        run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {
+            auto params = make_params<float>({4, 4});
+            Reducer reducer{comm, joinable::parameters(params), {.gradient_as_bucket_view = views}};
+            std::vector<float> fresh(4);
+            std::vector<float> other(4);
+            reducer.prepare_for_backward(1.0);
+            reducer.mark_ready(1);
+            params[0].grad = joinable::AnyView{fresh};
+            reducer.mark_ready(0);
+            params[0].grad = joinable::AnyView{other};
+            CHECK_THROWS_WITH_AS(
+                reducer.finalize_backward(),
+                doctest::Contains("parameter 0 on rank"),
+                joinable::ContractViolation
+            );
+        });
+    }
 }
 
 TEST_CASE("two gradients that share memory on a rank are an error on all, never a wrong average") {
@@ -190,7 +302,8 @@ TEST_CASE("two gradients that share memory on a rank are an error on all, never 
             CAPTURE(text);
             // Outside a guard the others may hear of it when this rank leaves.
             bool const has_left = !is_sharing && text.find(" left") != std::string::npos;
-            CHECK((has_left || text.find("share memory, so they would be") != std::string::npos));
+            CHECK((has_left || text.find("share memory, but each is averaged") != std::string::npos)
+            );
         });
     }
 }
@@ -286,10 +399,11 @@ struct FailingTraining {
     int failing;   ///< this many gradients are not ready then
     bool are_late; ///< the others come to the second pass after that
     std::atomic<bool>& has_thrown;
+    bool views = false; ///< gradients are to be views of buckets
     std::vector<Param<float>> params = make_params<float>({200'000, 200'000, 200'000});
 
-    [[nodiscard]] static joinable::DataParallelOptions options() {
-        return {.bucket_cap_bytes = 4, .rebuild_buckets = false};
+    [[nodiscard]] joinable::DataParallelOptions options() const {
+        return {.bucket_cap_bytes = 4, .gradient_as_bucket_view = views, .rebuild_buckets = false};
     }
     void run(ThreadCommunicator& comm, joinable::DistributedDataParallel<ThreadCommunicator>& ddp) {
         for (int round = 0; round < 2; ++round) {
@@ -329,12 +443,14 @@ struct FailingTraining {
 };
 
 TEST_CASE("when a pass has thrown no rank uses the gradients of another one, and all know why") {
-    for (bool const are_late : {false, true}) {
+    for (int const way : {0, 1, 2, 3}) {
+        bool const are_late = way % 2 != 0;
+        bool const views = way / 2 != 0;
         for (int failing = 0; failing < 2; ++failing) { // a bucket has left
             for (int const size : {2, 3, 4, 8}) {
                 std::atomic<bool> has_thrown{false};
                 run_ranks({size}, [&](ThreadCommunicator& comm) {
-                    FailingTraining training{failing, are_late, has_thrown};
+                    FailingTraining training{failing, are_late, has_thrown, views};
                     joinable::DistributedDataParallel ddp{
                         comm, joinable::parameters(training.params), training.options()
                     };

@@ -4,6 +4,7 @@
 #include <joinable/bucket/gradients.hpp>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include <joinable/detail/text.hpp>
@@ -124,9 +125,6 @@ public:
         });
     }
     void leave_in_place(MemoryInReach is_in_reach) override {
-        if (are_views_) {
-            return;
-        }
         bool are_buckets_in_reach = true; // which hold what cannot stay in place
         layout_.for_each_arena([&](Arena const& arena) {
             are_buckets_in_reach =
@@ -162,7 +160,8 @@ public:
                 ++end;
             }
         }
-        return {begin, static_cast<std::size_t>(end - begin), buffer.dtype};
+        void* const out = are_views_ ? views[first].data() : nullptr;
+        return {begin, static_cast<std::size_t>(end - begin), buffer.dtype, out};
     }
 
     void pack(std::size_t i, double factor) override {
@@ -200,12 +199,13 @@ public:
             device().scale_copy(*places_[i], factor, *places_[i]);
             return;
         }
-        if (is_in_reach_.comm != nullptr) {
+        bool const stays = is_in_place(gradient, factor, *places_[i]);
+        // Averages of views overwrite no gradient, so there only those that stay have to be apart.
+        if (are_views_ ? stays : is_in_reach_.comm != nullptr) {
             has_moved_ = has_moved_ || packed_[i] != gradient.data();
             packed_[i] = gradient.data();
             is_packed_[i] = true;
         }
-        bool const stays = is_in_place(gradient, factor, *places_[i]);
         in_place_[i] = stays ? gradient.data() : nullptr;
         if (!stays) {
             device().scale_copy(gradient, factor, *places_[i]);
@@ -297,7 +297,7 @@ public:
         }
         if (gradient) {
             require_fit(i, gradient);
-            if (in_place_[i] != nullptr || gradient.data() == view.data()) {
+            if ((in_place_[i] != nullptr && !are_views_) || gradient.data() == view.data()) {
                 return;
             }
         }
@@ -384,9 +384,19 @@ private:
     [[nodiscard]] bool
     is_in_place(AnyView const& gradient, double factor, AnyView const& place) const noexcept {
         return is_in_reach_.comm != nullptr && factor == 1.0 && !leaves_untouched() &&
-               gradient.data() != place.data() && gradient.strides() == place.strides() &&
-               gradient.numel() != 0 &&
+               gradient.strides() == place.strides() && gradient.numel() != 0 &&
+               !is_in_buckets(gradient) &&
                is_in_reach_({gradient.data(), gradient.numel(), gradient.dtype()});
+    }
+    /// Whether a gradient lies in a bucket: at its place, or at that of another one, where the sum may write first.
+    [[nodiscard]] bool is_in_buckets(AnyView const& gradient) const noexcept {
+        bool is_there = false;
+        layout_.for_each_arena([&](Arena const& arena) {
+            std::less<> const is_before;
+            is_there = is_there || (!is_before(gradient.data(), arena.data()) &&
+                                    is_before(gradient.data(), arena.data() + arena.bytes()));
+        });
+        return is_there;
     }
     /// A gradient that is summed in place is apart from all others. Called before a bucket leaves, if some have other
     /// memory than in the iteration before. @throws ContractViolation  two of this iteration share memory.
@@ -400,7 +410,7 @@ private:
                 describe(trained_[shared->first]),
                 " and ",
                 describe(trained_[shared->second]),
-                " share memory, so they would be averaged together; give each one its own"
+                " share memory, but each is averaged where it lies; give each one its own"
             )};
         }
         // The others' memory may have gone to one of these, so they are compared when they come again.

@@ -91,8 +91,8 @@ struct Request {
     Buffer out = {};           ///< empty if this rank receives nothing; may be `in`
     PartSizes sends = {};      ///< elements of `in` for each rank
     PartSizes expects = {};    ///< elements of `out` from each rank
-    /// Where `in` and `out`, which are the same, lie: they begin in the first piece. Empty: in one place. The list outlives
-    /// the collective.
+    /// Where the input lies, and `out` if they are the same: that begins in the first piece. Empty: in one place. The list
+    /// outlives the collective.
     BufferPieces pieces = {};
 };
 

@@ -74,15 +74,15 @@ public:
         }
         list_.reserve(places_.size());
     }
-    /// A new list of them.
-    [[nodiscard]] BufferPieces buffer() {
+    /// A new list of them. The result goes to `out`, if given.
+    [[nodiscard]] BufferPieces buffer(T* out = nullptr) {
         list_.clear();
         std::size_t end = 0;
         for (std::span<T> const place : places_) {
             end += place.size_bytes();
             list_.push_back(BufferPiece::of(place.data(), end));
         }
-        return {list_.data(), list_.size(), joinable::dtype_of<T>};
+        return {list_.data(), list_.size(), joinable::dtype_of<T>, out};
     }
     [[nodiscard]] Buffer first() const {
         return {places_[0].data(), places_[0].size(), joinable::dtype_of<T>};
@@ -119,14 +119,33 @@ private:
     std::vector<BufferPiece> list_;
 };
 
-/// Every third rank has one buffer, and the others cut theirs differently.
+/// The sum of `mine` into memory in one place.
 template <class T, class Comm>
-void check_rank(Comm& comm) {
+void check_sum_elsewhere(Comm& comm, Pieces<T>& mine, std::size_t count) {
+    joinable::Arena const arena = joinable::make_arena(comm, count * sizeof(T));
+    auto* const out = reinterpret_cast<T*>(arena.data());
+    comm.sum_pieces(mine.buffer(out), factor_of(comm.rank())).wait();
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        wrong += static_cast<float>(out[i]) == sum_of(comm.size(), i) ? 0U : 1U;
+    }
+    CHECK(wrong == 0);
+    mine.check_unchanged();
+}
+
+/// Every third rank has one buffer, and the others cut theirs differently. Of these every `elsewhere`-th one has its
+/// result in one place.
+template <class T, class Comm>
+void check_rank(Comm& comm, int elsewhere) {
     int const rank = comm.rank();
     for (std::size_t const count : {1U, 500U, 100'000U}) {
         for (std::size_t const step : {1U, 1000U}) {
             bool const is_whole = rank % 3 == 2;
             Pieces<T> mine{comm, count, is_whole ? count : step + static_cast<std::size_t>(rank)};
+            if (!is_whole && elsewhere != 0 && rank % elsewhere == 0) {
+                check_sum_elsewhere(comm, mine, count);
+                continue;
+            }
             if (is_whole) {
                 comm.all_reduce(mine.first(), ReduceOp::sum, factor_of(rank)).wait();
             } else {
@@ -144,7 +163,9 @@ TEST_CASE_TEMPLATE(
     double,
     joinable::Half
 ) {
-    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) { check_rank<T>(comm); });
+    for (int const elsewhere : {0, 1, 2}) {
+        run_all_ranks({1, 2, 3, 4, 8}, [&](auto& comm) { check_rank<T>(comm, elsewhere); });
+    }
 }
 
 TEST_CASE("pieces in arenas are summed with a rank whose buffer lies on its heap, slice by slice") {
@@ -196,7 +217,7 @@ TEST_CASE("many sums in pieces are in flight, a thread computes for a rank, and 
 TEST_CASE("a communicator of any transport sums pieces if the transport does") {
     run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
         AnyCommunicator any{comm};
-        check_rank<float>(any);
+        check_rank<float>(any, 2);
         CHECK(any.is_in_reach(Buffer{}));
     });
     joinable::SelfCommunicator self;

@@ -26,7 +26,8 @@ RequestsOf::all_reduce(Buffer buffer, ReduceOp op, double factor) const {
 
 JOINABLE_DEFINITION Request
 RequestsOf::sum_pieces(BufferPieces const& buffer, double factor) const {
-    Buffer const whole{buffer.list[0].data(), buffer.count(), buffer.dtype};
+    void* const out = buffer.out != nullptr ? buffer.out : buffer.list[0].data();
+    Buffer const whole{out, buffer.count(), buffer.dtype};
     Request request = all_reduce(whole, ReduceOp::sum, factor);
     request.pieces = buffer;
     return request;

@@ -38,7 +38,8 @@ struct alignas(64) ArrivalLine {
     static constexpr std::size_t count = 0;
     /// Address of the input, as an offset from the board; of the list of its pieces, if it has some.
     static constexpr std::size_t in = 1;
-    static constexpr std::size_t out = 2; ///< of the output, likewise
+    /// Likewise of the output; the same address if both are one, also in pieces.
+    static constexpr std::size_t out = 2;
     static constexpr std::size_t factor = 3;
     static constexpr std::size_t ring = 4; ///< size of the ring that has both, in bytes; 0: no ring
     static constexpr std::size_t pieces = 5; ///< their number; 0: it is in one place

@@ -65,12 +65,12 @@ private:
     /// The number of elements that rank `from` sends to rank `to`.
     [[nodiscard]] std::size_t share(int from, int to) const noexcept;
 
-    /// The pieces that a rank sums in place; none if its buffer is in one place.
+    /// The pieces of a rank's input; none if that is in one place.
     [[nodiscard]] BufferPieces pieces_of(int rank) const noexcept;
     /// Up to which element, at most `end`, every rank has the elements from `begin` on in one place.
     [[nodiscard]] std::size_t end_of_pieces(std::size_t begin, std::size_t end) const noexcept;
-    /// The address of byte `offset` in a rank's input or output. If the rank has a ring, the bytes
-    /// up to the end of the slice follow it; if it has pieces, those up to the end of the piece.
+    /// The address of byte `offset` in a rank's input or output. If it is in a ring, the bytes
+    /// up to the end of the slice follow it; if it is in pieces, those up to the end of the piece.
     [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept;
     [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
         return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);

@@ -46,7 +46,7 @@ public:
         return {in.data, out.data};
     }
     [[nodiscard]] static LentAddresses lent(std::uint64_t, BufferPieces const& pieces) noexcept {
-        return {pieces.list, pieces.list};
+        return {pieces.list, pieces.out != nullptr ? pieces.out : pieces.list};
     }
     [[nodiscard]] static LentAddresses own(std::uint64_t) noexcept { return {}; }
     static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
@@ -85,13 +85,14 @@ public:
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
     lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
-    /// Copies the list of pieces, which lie in arenas; the caller makes their addresses places. Returns false as above.
+    /// Copies the list of pieces, which lie in arenas, as their result does; the caller makes their addresses places.
+    /// Returns false as above.
     /// @throws ContractViolation  there will never be room for it. Throws what the Room throws.
     [[nodiscard]] bool lend_pieces(std::uint64_t sequence, BufferPieces const& pieces);
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }
-    /// The address of the list, twice.
+    /// The addresses of the list and of the result: the list again if that goes into the pieces.
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, BufferPieces const&) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }

@@ -48,7 +48,7 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         LentAddresses const at =
             pieces.number == 0 ? memory_.lent(sequence, in, out) : memory_.lent(sequence, pieces);
         for (std::size_t k = 0; k < pieces.number; ++k) {
-            BufferPiece& piece = static_cast<BufferPiece*>(at.out)[k];
+            BufferPiece& piece = static_cast<BufferPiece*>(const_cast<void*>(at.in))[k];
             piece.at = board_.place_of(piece.data());
         }
         line.payload[ArrivalLine::in] = board_.place_of(at.in);

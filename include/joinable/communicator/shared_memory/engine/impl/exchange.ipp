@@ -108,12 +108,13 @@ Exchange::end_of_pieces(std::size_t begin, std::size_t end) const noexcept {
 
 JOINABLE_DEFINITION std::byte*
 Exchange::shared(int rank, std::size_t word, std::size_t offset) const noexcept {
-    if (auto const pieces = pieces_of(rank); pieces.number != 0) {
+    auto const& payload = board_.line(rank, sequence_).payload;
+    bool const is_in_one_place = payload[word] != payload[ArrivalLine::in];
+    if (auto const pieces = pieces_of(rank); pieces.number != 0 && !is_in_one_place) {
         BufferPiece const& piece = pieces.at(offset);
         std::size_t const begin = &piece == pieces.list ? 0 : (&piece - 1)->end;
         return board_.place_at(piece.at) + (offset - begin);
     }
-    auto const& payload = board_.line(rank, sequence_).payload;
     std::uint64_t const ring = payload[ArrivalLine::ring];
     return board_.place_at(payload[word]) + (ring == 0 ? offset : offset % ring);
 }

@@ -59,7 +59,8 @@ StagedMemory::lend_pieces(std::uint64_t sequence, BufferPieces const& pieces) {
         return false;
     }
     copy(list, pieces.list, of_list);
-    loans_[sequence % loans_.size()] = {list, bytes, {list, list}, {}, {}, pieces.number};
+    void* const out = pieces.out != nullptr ? pieces.out : list;
+    loans_[sequence % loans_.size()] = {list, bytes, {list, out}, {}, {}, pieces.number};
     return true;
 }
 

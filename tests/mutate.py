@@ -1785,6 +1785,11 @@ MUTATIONS = [
         "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked*",
     ),
     Mutation(
+        "a-rank-that-was-told-takes-the-blame", "communicator/shared_memory/impl/run_processes.ipp",
+        "            rank = cause_of(rank);\n", "",
+        "communicator/shared_memory/process.test.cpp", "a rank that throws what it was told*",
+    ),
+    Mutation(
         "a-helper-returns-from-the-body-for-its-rank", "communicator/shared_memory/impl/run_processes.ipp",
         "end_process(0);", "",
         "communicator/shared_memory/process.test.cpp", "a process that a rank has forked*",

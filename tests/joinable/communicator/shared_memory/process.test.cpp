@@ -211,6 +211,32 @@ TEST_CASE("what a rank throws is thrown here with its number and text, and named
     }
 }
 
+TEST_CASE("a rank that throws what it was told of another one does not take the blame") {
+    Leftovers const before;
+    for (int const world : groups_of_processes({2, 3, 4})) {
+        for (int culprit = 0; culprit < world; ++culprit) {
+            std::string const text = "rank " + std::to_string(culprit) + " failed: cannot write";
+            try {
+                run_process_ranks({world}, [&](ProcessCommunicator& comm) {
+                    comm.barrier();
+                    if (comm.rank() != culprit) {
+                        throw joinable::CommunicationError{text}; // as on_all_ranks() throws it
+                    }
+                    while (!comm.is_aborted()) { // the others end first
+                        std::this_thread::yield();
+                    }
+                    throw joinable::CommunicationError{"cannot write"};
+                });
+                FAIL_CHECK("no exception");
+            } catch (PeerFailed const& error) {
+                CHECK(error.ranks() == std::vector{culprit});
+                CHECK(error.what() == text);
+            }
+            check_nothing_is_left(before);
+        }
+    }
+}
+
 TEST_CASE("a rank has no more files open than the first one, whose siblings came later") {
     run_process_ranks({2, 8}, [](ProcessCommunicator& comm) {
         std::int64_t most = Leftovers{}.files;

@@ -66,6 +66,11 @@ MUTATIONS = [
         "device/cuda/per_device.test.cpp", "replicas are compared in memory*",
     ),
     Mutation(
+        "pinned-memory-is-on-a-device", "device/cuda/device.hpp",
+        "found.type == cudaMemoryTypeHost ||", "false ||",
+        "device/cuda/per_device.test.cpp", "a communicator is that of a device*",
+    ),
+    Mutation(
         "memory-elsewhere-goes-by-the-first-device", "communicator/per_device.hpp",
         "devices_.at(position).id() != device", "false",
         "device/cuda/per_device.test.cpp", "a communicator is that of a device*",

@@ -38,7 +38,8 @@ namespace joinable { inline namespace v0 {
 /// Every rank gives as many communicators, in the same order, else ranks wait for each other until the deadline
 /// (TimedOut). A parameter on the device of another communicator than on other ranks is a Mismatch when the model is made.
 /// The devices' numbers may differ. A collective runs over the communicator of the device whose memory the buffer is, which
-/// CUDA is asked for: of managed memory, that where it was allocated. Memory elsewhere is refused. Words of the host travel
+/// CUDA is asked for: of managed memory, that where it was allocated. Memory elsewhere, such as pinned memory of the
+/// host, is refused. Words of the host travel
 /// by the first one. abort() aborts all of them.
 ///
 /// It averages by AllReduce, or a reduction that allocates no memory and runs no kernels. A sharded optimizer or model,
@@ -90,10 +91,9 @@ public:
     [[nodiscard]] Comm& at(DeviceId device) {
         std::size_t const position = devices_.position(device);
         if (devices_.at(position).id() != device) {
-            bool const is_host = device.index < 0; // as CUDA says of memory that it does not know
             throw ContractViolation{detail::concat(
                 "PerDevice: there is no communicator of ",
-                detail::to_text(is_host ? DeviceId{} : device),
+                detail::to_text(device),
                 ", but one of ",
                 detail::to_text(devices_.id())
             )};

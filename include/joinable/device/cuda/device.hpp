@@ -74,7 +74,10 @@ public:
         detail::CurrentCudaDevice const current{index_};
         cudaPointerAttributes found{};
         detail::require_cuda(cudaPointerGetAttributes(&found, memory), "cudaPointerGetAttributes");
-        return {DeviceKind::cuda, found.device};
+        // Pinned memory is the host's, although it has the device that was current when it was made.
+        bool const is_host =
+            found.type == cudaMemoryTypeHost || found.type == cudaMemoryTypeUnregistered;
+        return is_host ? DeviceId{} : DeviceId{DeviceKind::cuda, found.device};
     }
 
     /// Uses cudaMalloc, not a pool: it is called once, and memory from a pool cannot be registered

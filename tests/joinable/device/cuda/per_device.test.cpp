@@ -781,8 +781,13 @@ TEST_CASE("a communicator is that of a device, and memory elsewhere is refused")
         (void)cudaSetDevice(7);
         DeviceTensor const elsewhere{DType::f32, {2}, {1}};
         float on_host = 1;
-        for (bool const is_on_host : {false, true}) {
-            void* const data = is_on_host ? &on_host : elsewhere.view().data();
+        (void)cudaSetDevice(model.first_device); // where CUDA says that pinned memory is
+        joinable::Arena const pinned = model.of_first.device_memory().allocate_staging(64);
+        for (void* const data :
+             {static_cast<void*>(elsewhere.view().data()),
+              static_cast<void*>(&on_host),
+              static_cast<void*>(pinned.data())}) {
+            bool const is_on_host = data != elsewhere.view().data();
             auto const refused = [&](std::string const& text) {
                 CHECK(text == none + (is_on_host ? "the host" : "CUDA device 7") + but);
             };

@@ -850,7 +850,7 @@ MUTATIONS = [
     # -- what a rank throws if the exchange of errors fails, too ------------------------------------
     Mutation(
         "a-failed-exchange-hides-the-own-error", "communicator/failure_report.hpp",
-        "        if (local_error) {\n            std::rethrow_exception(local_error);\n        }\n        throw;", "        throw;",
+        "std::rethrow_exception(local_error ? local_error : std::current_exception());", "throw;",
         "agreement/agree.test.cpp", "a rank that has no memory*",
     ),
     Mutation(
@@ -870,7 +870,7 @@ MUTATIONS = [
         "join/failure_in_group.test.cpp", "a guard over a group*",
     ),
     Mutation(
-        "guards-do-not-say-that-they-are-over-a-group", "communicator/impl/failure_report.ipp",
+        "guards-do-not-say-that-they-are-over-a-group", "communicator/failure_report.hpp",
         "all.is_renumbered = control_.is_renumbered();", "all.is_renumbered = false;",
         "join/failure_in_group.test.cpp", "a guard over a smaller group*",
     ),

@@ -10880,7 +10880,11 @@ public:
 
     /// A reason that names ranks of `control`. Local.
     [[nodiscard]] AbortReason
-    reason(FailureKind kind, std::vector<int> ranks, std::string message) const;
+    reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
+        AbortReason all{kind, std::move(ranks), std::move(message)};
+        all.is_renumbered = control_.is_renumbered();
+        return all;
+    }
 
 protected:
     static constexpr std::size_t message_words = 384;
@@ -10905,10 +10909,7 @@ void throw_if_any_failed(
         failure = exchange();
     } catch (...) {
         abort(local_error ? failure_of(local_error) : reason_of(std::current_exception()));
-        if (local_error) {
-            std::rethrow_exception(local_error);
-        }
-        throw;
+        std::rethrow_exception(local_error ? local_error : std::current_exception());
     }
     if (local_error) {
         std::rethrow_exception(local_error);
@@ -10976,13 +10977,6 @@ JOINABLE_DEFINITION AbortReason FailureReport::failure(bool has_failed, std::str
     control_.broadcast(words_, ranks.front());
     std::string message = failure_text(ranks, read_text(place(0, text_bytes)));
     return reason(FailureKind::peer_failed, std::move(ranks), std::move(message));
-}
-
-JOINABLE_DEFINITION AbortReason
-FailureReport::reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
-    AbortReason all{kind, std::move(ranks), std::move(message)};
-    all.is_renumbered = control_.is_renumbered();
-    return all;
 }
 
 }}} // namespace joinable::v0::detail

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <joinable/communicator/control.hpp>
@@ -45,7 +46,11 @@ public:
 
     /// A reason that names ranks of `control`. Local.
     [[nodiscard]] AbortReason
-    reason(FailureKind kind, std::vector<int> ranks, std::string message) const;
+    reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
+        AbortReason all{kind, std::move(ranks), std::move(message)};
+        all.is_renumbered = control_.is_renumbered();
+        return all;
+    }
 
 protected:
     static constexpr std::size_t message_words = 384;
@@ -70,10 +75,7 @@ void throw_if_any_failed(
         failure = exchange();
     } catch (...) {
         abort(local_error ? failure_of(local_error) : reason_of(std::current_exception()));
-        if (local_error) {
-            std::rethrow_exception(local_error);
-        }
-        throw;
+        std::rethrow_exception(local_error ? local_error : std::current_exception());
     }
     if (local_error) {
         std::rethrow_exception(local_error);

@@ -59,11 +59,4 @@ JOINABLE_DEFINITION AbortReason FailureReport::failure(bool has_failed, std::str
     return reason(FailureKind::peer_failed, std::move(ranks), std::move(message));
 }
 
-JOINABLE_DEFINITION AbortReason
-FailureReport::reason(FailureKind kind, std::vector<int> ranks, std::string message) const {
-    AbortReason all{kind, std::move(ranks), std::move(message)};
-    all.is_renumbered = control_.is_renumbered();
-    return all;
-}
-
 }}} // namespace joinable::v0::detail

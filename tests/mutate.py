@@ -1669,6 +1669,11 @@ MUTATIONS = [
         "participant/listed_model.test.cpp", "with find_unused a parameter*",
     ),
     Mutation(
+        "refresh-takes-owners-of-another-number", "participant/sharded/optimizer.hpp",
+        "if (!owners.empty() && owners.size() != list.size()) {", "if (false) {",
+        "participant/refresh_sharded.test.cpp", "owners that were chosen*",
+    ),
+    Mutation(
         "refresh-drops-an-open-window", "participant/detail/relisted.hpp",
         "if (!window.window().is_empty() && ", "if (false && ",
         "participant/refresh.test.cpp", "an open window is refused*",

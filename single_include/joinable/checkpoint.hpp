@@ -1856,7 +1856,7 @@ struct Saved<J, Js...> : Saved<Js...> {
 /// agree_on(), which it needs; what that leaves out is not in the file. A LocalOptimizer with state_names() has them in
 /// its settings(). All ranks must see one file system. The new file is written beside the old
 /// one as "FILE.part" and replaces it when it is complete and on the disk, so killing the training
-/// at any time leaves a complete file. Memory of a device goes through the host's,
+/// at any time leaves a complete file. Groups of ranks that save different models need a file each. Memory of a device goes through the host's,
 /// one tensor at a time, while the host waits. Only one training may write a file at a time. The caller
 /// attaches what ZeroOptions::shared and the buffers of a ShardedDataParallel hold, and saves the position in the inputs.
 template <class Comm, class Rule, class Model>

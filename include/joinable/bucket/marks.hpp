@@ -58,8 +58,9 @@ private:
     F mark_;
 };
 
-inline void require_in_range(std::size_t i, std::size_t count, int rank) {
-    if (i >= count) {
+inline void require_in_range(std::size_t index, std::size_t count, int rank) {
+    if (index >= count) {
+        auto const i = static_cast<std::ptrdiff_t>(index); // such as -1
         throw ContractViolation{concat(
             "parameter ", i, " is out of range on rank ", rank, ": there are ", count, " parameters"
         )};

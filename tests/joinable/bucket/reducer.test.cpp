@@ -196,6 +196,9 @@ TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
                   reducer.mark_ready(3);
               }) == "parameter 3 is out of range on rank 0: there are 3 parameters");
         CHECK(text_of([&] {
+                  reducer.mark_ready(static_cast<std::size_t>(-1));
+              }) == "parameter -1 is out of range on rank 0: there are 3 parameters");
+        CHECK(text_of([&] {
                   reducer.mark_ready(2);
               }) == "parameter 2 on rank 0 was marked, but does not require a gradient");
         reducer.mark_ready(1);

@@ -436,6 +436,32 @@ TEST_CASE("groups are refreshed with their settings, from one list each") {
     });
 }
 
+TEST_CASE("owners that were chosen at the start are those of as many parameters") {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        SerialTraining serial{comm.size()};
+        RankModel model = make_model(comm, serial);
+        std::vector<int> const owners(model.listed.size(), comm.size() - 1);
+        ZeroRedundancyOptimizer zero{
+            comm, model.listed, adam, {.owners = owners, .reduces_gradients = true}
+        };
+        CHECK(zero.owner_of(1) == comm.size() - 1);
+        says(
+            failure_of([&] { (void)zero.owner_of(static_cast<std::size_t>(-1)); }),
+            "contract: parameter -1 has no owner"
+        );
+        zero.refresh(model.listed);
+        auto longer = model.listed;
+        model.add("door", 4, true);
+        longer.push_back(model.listed.back());
+        CHECK(
+            failure_of([&] { zero.refresh(longer); }) ==
+            "contract: refresh() lists 5 parameters, but the owners that were given are those of 4; make the "
+            "optimizer anew with an owner for each, and move its state with a Checkpoint"
+        );
+        CHECK(zero.owner_of(1) == comm.size() - 1); // as before
+    });
+}
+
 TEST_CASE("a sharded optimizer refuses what belongs elsewhere, and is as it was before") {
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
         for (Partition const partition : {Partition::by_parameters, Partition::flat}) {

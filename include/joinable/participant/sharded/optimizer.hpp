@@ -153,7 +153,7 @@ public:
         }
         throw ContractViolation{detail::concat(
             "parameter ",
-            i,
+            static_cast<std::ptrdiff_t>(i), // which may have been -1
             has_owners  ? " has no owner: it needs no gradient, or there is none of this index"
             : is_flat() ? " has no owner: with Partition::flat ranks own runs of elements"
                         : " has no owner: with Sharding::none each rank steps all"
@@ -364,6 +364,18 @@ protected:
         make_groups("group of parameters", prepare, [] {}, loads_all, undo);
     }
 
+    /// refresh() takes no other owners than those that were given.
+    static void require_owners_for(std::vector<int> const& owners, ParameterList const& list) {
+        if (!owners.empty() && owners.size() != list.size()) {
+            throw ContractViolation{detail::concat(
+                "refresh() lists ",
+                list.size(),
+                " parameters, but the owners that were given are those of ",
+                owners.size(),
+                "; make the optimizer anew with an owner for each, and move its state with a Checkpoint"
+            )};
+        }
+    }
     /// Makes all groups anew, of `ranges`, one for each, or of the same parameters if there are none, and moves the
     /// state. `also(group)` prepares more on each rank once the groups are all there, the last one in `group`. If it throws
     /// on one rank, all ranks throw, and the groups are those of before. Collective, outside a guard.
@@ -413,6 +425,7 @@ protected:
             former_values_.reserve(former_values_.size() + before.size());
             for (std::size_t k = 0; k < before.size(); ++k) {
                 ParameterList const list = lists.empty() ? before[k].given() : lists[k]();
+                require_owners_for(given[k].choices.owners, list);
                 make_group(making, list, rules_[k], given[k].choices, [&](Group const& group) {
                     relisted.emplace_back(*given[k].listed, list, lists.empty());
                     relisted.back().agree_on(making.compared, list);

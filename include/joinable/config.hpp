@@ -73,9 +73,9 @@ asm(".pushsection .text\n.reloc ., BFD_RELOC_NONE, " JOINABLE_MODE "\n.popsectio
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl"
 #else
 #if defined(__x86_64__)
-#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
+#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3", "align-loops=32"),
 #else // nothing is fused, which JOINABLE_ROUNDED_PRODUCT relies on
-#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3", "fp-contract=off"),
+#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3", "align-loops=32", "fp-contract=off"),
 #endif
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
@@ -87,6 +87,16 @@ asm(".pushsection .text\n.reloc ., BFD_RELOC_NONE, " JOINABLE_MODE "\n.popsectio
         _Pragma("nv_diagnostic pop")
 #else
 #define JOINABLE_UNROLL _Pragma("GCC unroll 16")
+#endif
+// Before a loop whose turns are independent, though what they read and write may be the same memory.
+#if defined(__clang__)
+#define JOINABLE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__CUDACC__)
+#define JOINABLE_INDEPENDENT                                                                       \
+    _Pragma("nv_diagnostic push") _Pragma("nv_diag_suppress 1675") _Pragma("GCC ivdep")            \
+        _Pragma("nv_diagnostic pop")
+#else
+#define JOINABLE_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 // For kernels that wait for memory: with at most 32 registers a thread, a multiprocessor holds as
 // many threads as it can. Compilers before CUDA 12.4 take what they like.

@@ -110,9 +110,9 @@ asm(".pushsection .text\n.reloc ., BFD_RELOC_NONE, " JOINABLE_MODE "\n.popsectio
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl"
 #else
 #if defined(__x86_64__)
-#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
+#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3", "align-loops=32"),
 #else // nothing is fused, which JOINABLE_ROUNDED_PRODUCT relies on
-#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3", "fp-contract=off"),
+#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3", "align-loops=32", "fp-contract=off"),
 #endif
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
@@ -124,6 +124,16 @@ asm(".pushsection .text\n.reloc ., BFD_RELOC_NONE, " JOINABLE_MODE "\n.popsectio
         _Pragma("nv_diagnostic pop")
 #else
 #define JOINABLE_UNROLL _Pragma("GCC unroll 16")
+#endif
+// Before a loop whose turns are independent, though what they read and write may be the same memory.
+#if defined(__clang__)
+#define JOINABLE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__CUDACC__)
+#define JOINABLE_INDEPENDENT                                                                       \
+    _Pragma("nv_diagnostic push") _Pragma("nv_diag_suppress 1675") _Pragma("GCC ivdep")            \
+        _Pragma("nv_diagnostic pop")
+#else
+#define JOINABLE_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 // For kernels that wait for memory: with at most 32 registers a thread, a multiprocessor holds as
 // many threads as it can. Compilers before CUDA 12.4 take what they like.
@@ -2671,50 +2681,36 @@ struct CompiledLoop {
     }
 };
 
+/// Rows without gaps, which are the same or do not overlap.
 template <class Operation>
 [[gnu::always_inline]] inline void
 words(Operation const& operation, std::byte const* from, std::byte* to, std::size_t count) {
     using Word = typename Operation::Word;
+    JOINABLE_INDEPENDENT
     for (std::size_t i = 0; i < count; ++i) {
         std::size_t const at = i * sizeof(Word);
         store<Word>(to + at, operation(load<Word>(from + at), load<Word>(to + at)));
     }
 }
-
-/// The same for rows that do not overlap, so that the compiler need not check it.
-template <class Operation>
-[[gnu::always_inline]] inline void words_apart(
-    Operation const& operation,
-    std::byte const* __restrict from,
-    std::byte* __restrict to,
-    std::size_t count
-) {
-    words(operation, from, to, count);
-}
 template <class Bits>
-void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std::size_t count) {
-    std::memcpy(to, from, count * sizeof(Bits));
+void words(Assign<Bits> const&, std::byte const* from, std::byte* to, std::size_t count) {
+    std::memmove(to, from, count * sizeof(Bits));
 }
 
-/// One row from element `done` on, compiled for the caller's instruction set. The rows are the same
-/// or do not overlap.
+/// One row, compiled for the caller's instruction set. The rows are the same or do not overlap.
 template <class Operation>
 [[gnu::always_inline]] inline void apply(
     Operation const operation,
     Rows<std::byte const> const& from,
     Rows<std::byte> const& to,
-    std::size_t done,
     std::size_t count
 ) {
     using Element = typename Operation::Element;
     using Word = typename Operation::Word;
-    if (from.step == sizeof(Element) && to.step == sizeof(Element) && done == 0) {
+    std::size_t done = 0;
+    if (from.step == sizeof(Element) && to.step == sizeof(Element)) {
         std::size_t const whole = count * sizeof(Element) / sizeof(Word);
-        if (from.data == to.data) {
-            words(operation, to.data, to.data, whole);
-        } else {
-            words_apart(operation, from.data, to.data, whole);
-        }
+        words(operation, from.data, to.data, whole);
         done = whole * sizeof(Word) / sizeof(Element);
     }
     for (std::size_t i = done; i < count; ++i) {
@@ -2731,59 +2727,114 @@ template <class Operation>
     requires std::same_as<typename Operation::Number, Half>
 inline constexpr bool is_of_halves<Operation> = true;
 
-/// Applies an operation to rows.
+/// Eight numbers, side by side or `step` bytes apart.
+template <bool is_dense>
+JOINABLE_INLINE_AVX2 void
+load_eight(std::byte const* from, std::size_t step, EightHalves& to) noexcept {
+    if constexpr (is_dense) {
+        std::memcpy(&to, from, sizeof(to));
+    } else {
+        for (std::size_t i = 0; i < 8; ++i) {
+            to[i] = load<short>(from + i * step);
+        }
+    }
+}
+template <bool is_dense>
+JOINABLE_INLINE_AVX2 void
+store_eight(EightHalves const& from, std::byte* to, std::size_t step) noexcept {
+    if constexpr (is_dense) {
+        std::memcpy(to, &from, sizeof(from));
+    } else {
+        for (std::size_t i = 0; i < 8; ++i) {
+            store<short>(to + i * step, from[i]);
+        }
+    }
+}
+
+using RowsFunction =
+    void(void const*, Rows<std::byte const>, Rows<std::byte>, std::size_t, std::size_t) noexcept;
+template <class Loop>
+using RowsLoop = CompiledLoop<
+    Loop,
+    void const*,
+    Rows<std::byte const>,
+    Rows<std::byte>,
+    std::size_t,
+    std::size_t>;
+
+/// Applies the operation at an address to rows: one type of function for all operations.
 template <class Operation>
 struct ApplyLoop {
+    template <std::size_t width>
     [[gnu::always_inline]] static void
-    run(std::size_t /*width*/,
-        std::size_t done,
-        Operation const& operation,
+    run(Width<width>,
+        [[maybe_unused]] std::size_t done,
+        void const* operation,
         Rows<std::byte const> from,
         Rows<std::byte> to,
         std::size_t count,
         std::size_t rows) {
-        for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-            apply(operation, from, to, done, count);
+        if constexpr (width > 16 && has_half_conversions && is_of_halves<Operation>) {
+            if (done < count) { // at most seven: compiled once for all instruction sets
+                from.data += done * from.step;
+                to.data += done * to.step;
+                RowsLoop<ApplyLoop>::baseline(operation, from, to, count - done, rows);
+            }
+        } else {
+            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+                apply(*static_cast<Operation const*>(operation), from, to, count);
+            }
         }
     }
-    /// The f16 numbers in each row that fill whole registers, which the processor converts.
+    /// The f16 numbers of each row, as far as the processor converts eight at a time.
     JOINABLE_INLINE_AVX2 static std::size_t convert(
-        Operation const& operation,
+        void const* operation,
         Rows<std::byte const> from,
         Rows<std::byte> to,
         std::size_t count,
         std::size_t rows
     ) {
         if constexpr (has_half_conversions && is_of_halves<Operation>) {
-            if (from.step == 2 && to.step == 2) {
-                for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-                    for (std::size_t i = 0; i + 8 <= count; i += 8) {
-                        EightHalves halves;
-                        EightFloats source;
-                        EightFloats target;
-                        std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
-                        widen(halves, source);
-                        std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
-                        widen(halves, target);
-                        operation.compute(source, target);
-                        narrow(target, halves);
-                        std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
-                    }
+            auto const& compute = *static_cast<Operation const*>(operation);
+            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+                if (from.step == sizeof(Half) && to.step == sizeof(Half)) {
+                    convert_row<true>(compute, from, to, count);
+                } else {
+                    convert_row<false>(compute, from, to, count);
                 }
-                return count / 8 * 8;
             }
+            return count / 8 * 8;
         }
         return 0;
     }
+
+private:
+    template <bool is_dense>
+    JOINABLE_INLINE_AVX2 static void convert_row(
+        Operation const operation,
+        Rows<std::byte const> const& from,
+        Rows<std::byte> const& to,
+        std::size_t count
+    ) {
+        for (std::size_t i = 0; i + 8 <= count; i += 8) {
+            std::byte* const place = to.data + i * (is_dense ? sizeof(Half) : to.step);
+            EightHalves halves;
+            EightFloats source;
+            EightFloats target;
+            load_eight<is_dense>(
+                from.data + i * (is_dense ? sizeof(Half) : from.step), from.step, halves
+            );
+            widen(halves, source);
+            load_eight<is_dense>(place, to.step, halves);
+            widen(halves, target);
+            operation.compute(source, target);
+            narrow(target, halves);
+            store_eight<is_dense>(halves, place, to.step);
+        }
+    }
 };
 template <class Operation>
-using ApplyLoops = CompiledLoop<
-    ApplyLoop<Operation>,
-    Operation const&,
-    Rows<std::byte const>,
-    Rows<std::byte>,
-    std::size_t,
-    std::size_t>;
+using ApplyLoops = RowsLoop<ApplyLoop<Operation>>;
 
 }}} // namespace joinable::v0::detail
 
@@ -3125,7 +3176,6 @@ private:
 };
 
 /// How a plane is transposed: in tiles of this many columns and rows.
-template <class Bits>
 struct Tiling {
     void (*transpose)(Plane);
     std::size_t columns;
@@ -3143,7 +3193,7 @@ inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof
 /// dense target, they go there directly in two cases: the plane fits in cache and its rows do not
 /// evict each other, or it fits in no cache (memcpy then writes past the caches, too).
 template <class Bits>
-Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
+Tiling tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
     auto* const transpose = TransposeLoops<Bits>::of(set);
     bool const is_wide = set == InstructionSet::avx512;
     std::size_t const bytes = plane.rows * plane.columns * sizeof(Bits);
@@ -3164,71 +3214,87 @@ Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) no
     return {transpose, size, size, false, is_in_cache};
 }
 
-/// Applies `rows_function(from, to, count, rows)` to a plane whose source is read across. Tiles are
-/// first transposed, into a buffer or directly to the target, so that each cache line is touched
-/// once.
-template <class Bits, bool only_moves, class RowsFunction>
-void for_each_tile(
-    Loops::Level const& across,
-    Loops::Level const& inner,
-    std::byte const* from,
-    std::byte* to,
-    RowsFunction const& rows_function
-) {
-    Plane const plane{from, inner.from, inner.extent, across.from, across.extent, to, across.to};
-    bool const is_dense = only_moves && inner.to == sizeof(Bits) && across.from == sizeof(Bits);
-    Tiling<Bits> const tiling = tiling_of<Bits>(plane, is_dense, instruction_set());
-    auto const tile_at = [&](std::size_t i, std::size_t k) {
-        Plane tile = plane;
-        tile.from += i * plane.row_step + k * plane.column_step;
-        tile.rows = (std::min)(tiling.rows, plane.rows - i);
-        tile.columns = (std::min)(tiling.columns, plane.columns - k);
-        tile.to += i * inner.to + k * plane.to_step;
-        return tile;
-    };
-    alignas(64) std::array<std::byte, large_tile<Bits> * large_tile<Bits> * sizeof(Bits)> buffer;
-    for (std::size_t k = 0; k < plane.columns; k += tiling.columns) {
-        for (std::size_t i = 0; i < plane.rows; i += tiling.rows) {
-            Plane tile = tile_at(i, k);
-            Rows<std::byte> const target{tile.to, inner.to, tile.to_step};
-            if (!tiling.is_direct) {
-                tile.to = buffer.data();
-                tile.to_step = tiling.rows * sizeof(Bits);
-            }
-            tiling.transpose(tile);
-            if (!tiling.is_in_cache && i + tiling.rows < plane.rows) {
-                prefetch(tile_at(i + tiling.rows, k)); // no processor predicts a step of rows
-            }
-            if (!tiling.is_direct) {
-                Rows<std::byte const> const source{tile.to, sizeof(Bits), tile.to_step};
-                rows_function(source, target, tile.rows, tile.columns);
-            }
-        }
+/// Calls f with an unsigned integer of `bytes` bytes: 1, 2, 4 or 8.
+template <class F>
+auto visit_bits(std::size_t bytes, F const& f) {
+    switch (bytes) {
+    case 1: return f(std::uint8_t{});
+    case 2: return f(std::uint16_t{});
+    case 4: return f(std::uint32_t{});
+    default: return f(std::uint64_t{});
     }
 }
 
-/// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two
-/// views.
-template <class Bits, bool only_moves = false, class RowsFunction>
-void for_all_rows(
-    Loops& loops, std::byte const* from, std::byte* to, RowsFunction const& rows_function
-) {
-    Loops::Level const inner = loops.inner();
-    if (loops.has_tiles()) {
-        Loops::Level const across = loops.across();
-        loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
-            for_each_tile<Bits, only_moves>(across, inner, source, target, rows_function);
-        });
-    } else {
-        loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
-            rows_function(
-                Rows<std::byte const>{source, inner.from},
-                Rows<std::byte>{target, inner.to},
-                inner.extent,
-                std::size_t{1}
-            );
-        });
+/// An operation on rows, whose elements may have any type.
+struct RowsOperation {
+    RowsFunction* function;
+    void const* operation;
+    std::size_t element_bytes;
+    bool only_moves;
+
+    void operator()(
+        Rows<std::byte const> from, Rows<std::byte> to, std::size_t count, std::size_t rows
+    ) const {
+        function(operation, from, to, count, rows);
     }
+};
+
+/// Applies `operation` to planes whose sources are read across. Tiles are first transposed, into a
+/// buffer or directly to the target, so that each cache line is touched once.
+inline void
+for_all_tiles(Loops& loops, std::byte const* from, std::byte* to, RowsOperation const& operation) {
+    constexpr std::size_t buffer_bytes =
+        large_tile<std::uint16_t> * large_tile<std::uint16_t> * sizeof(std::uint16_t); // the most
+    alignas(64) std::array<std::byte, buffer_bytes> buffer;
+    Loops::Level const inner = loops.inner();
+    Loops::Level const across = loops.across();
+    std::size_t const size = operation.element_bytes;
+    bool const is_dense = operation.only_moves && inner.to == size && across.from == size;
+    loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
+        Plane const plane{
+            source, inner.from, inner.extent, across.from, across.extent, target, across.to
+        };
+        Tiling const tiling = visit_bits(size, [&]<class Bits>(Bits) {
+            return tiling_of<Bits>(plane, is_dense, instruction_set());
+        });
+        auto const tile_at = [&](std::size_t i, std::size_t k) {
+            Plane tile = plane;
+            tile.from += i * plane.row_step + k * plane.column_step;
+            tile.rows = (std::min)(tiling.rows, plane.rows - i);
+            tile.columns = (std::min)(tiling.columns, plane.columns - k);
+            tile.to += i * inner.to + k * plane.to_step;
+            return tile;
+        };
+        for (std::size_t k = 0; k < plane.columns; k += tiling.columns) {
+            for (std::size_t i = 0; i < plane.rows; i += tiling.rows) {
+                Plane tile = tile_at(i, k);
+                Rows<std::byte> const rows{tile.to, inner.to, tile.to_step};
+                if (!tiling.is_direct) {
+                    tile.to = buffer.data();
+                    tile.to_step = tiling.rows * size;
+                }
+                tiling.transpose(tile);
+                if (!tiling.is_in_cache && i + tiling.rows < plane.rows) {
+                    prefetch(tile_at(i + tiling.rows, k)); // no processor predicts a step of rows
+                }
+                if (!tiling.is_direct) {
+                    operation({tile.to, size, tile.to_step}, rows, tile.rows, tile.columns);
+                }
+            }
+        }
+    });
+}
+
+/// Applies `operation` to all elements of two views.
+inline void
+for_all_rows(Loops& loops, std::byte const* from, std::byte* to, RowsOperation const& operation) {
+    if (loops.has_tiles()) {
+        return for_all_tiles(loops, from, to, operation);
+    }
+    Loops::Level const inner = loops.inner();
+    loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
+        operation({source, inner.from}, {target, inner.to}, inner.extent, 1);
+    });
 }
 
 }}} // namespace joinable::v0::detail
@@ -3297,18 +3363,6 @@ JOINABLE_DEFINITION void check_pair(std::string_view what, AnyView const& from, 
     }
 }
 
-/// Calls f with an unsigned integer of the size of the dtype's elements.
-/// @pre the size is at most 8
-template <class F>
-void visit_bits(DType dtype, F const& f) {
-    switch (size_of(dtype)) {
-    case 1: return f(std::uint8_t{});
-    case 2: return f(std::uint16_t{});
-    case 4: return f(std::uint32_t{});
-    default: return f(std::uint64_t{});
-    }
-}
-
 /// Applies an operation to each element of `to` and the element of `from` at the same index.
 template <class Operation>
 void for_each_element(Operation const& operation, AnyView const& from, AnyView const& to) {
@@ -3317,15 +3371,14 @@ void for_each_element(Operation const& operation, AnyView const& from, AnyView c
     }
     using Element = typename Operation::Element;
     Loops loops{to.extents(), from.strides(), to.strides(), sizeof(Element)};
-    auto* const function = ApplyLoops<Operation>::of();
-    using Bits = bits_of_size<sizeof(Element)>;
-    for_all_rows<Bits, std::same_as<Operation, Assign<Bits>>>(
+    for_all_rows(
         loops,
         static_cast<std::byte const*>(from.data()),
         static_cast<std::byte*>(to.data()),
-        [&](auto const& source, auto const& target, std::size_t count, std::size_t rows) {
-            function(operation, source, target, count, rows);
-        }
+        {ApplyLoops<Operation>::of(),
+         &operation,
+         sizeof(Element),
+         std::same_as<Operation, Assign<bits_of_size<sizeof(Element)>>>}
     );
 }
 
@@ -3341,7 +3394,7 @@ JOINABLE_DEFINITION void copy(AnyView const& from, AnyView const& to) {
     if (from.dtype() == DType::c128) {
         return copy(detail::as_reals(from), detail::as_reals(to));
     }
-    detail::visit_bits(from.dtype(), [&]<class Bits>(Bits) {
+    detail::visit_bits(size_of(from.dtype()), [&]<class Bits>(Bits) {
         detail::for_each_element(detail::Assign<Bits>{}, from, to);
     });
 }
@@ -3383,7 +3436,7 @@ JOINABLE_DEFINITION void add(AnyView const& from, AnyView const& to) {
             detail::for_each_element(detail::Add<T>{}, from, to);
         });
     } else {
-        detail::visit_bits(from.dtype(), [&]<class Bits>(Bits) {
+        detail::visit_bits(size_of(from.dtype()), [&]<class Bits>(Bits) {
             if constexpr (sizeof(Bits) != 2) {
                 detail::for_each_element(detail::Add<Bits>{}, from, to);
             }
@@ -3399,23 +3452,20 @@ JOINABLE_DEFINITION void fill_zero(AnyView const& to) {
     if (to.dtype() == DType::c128) {
         return fill_zero(detail::as_reals(to));
     }
-    detail::visit_bits(to.dtype(), [&]<class Bits>(Bits) {
-        auto* const target = static_cast<std::byte*>(to.data());
-        detail::Loops loops{to.extents(), to.strides(), to.strides(), sizeof(Bits)};
-        detail::for_all_rows<Bits>(
-            loops,
-            target,
-            target,
-            [](auto const&, auto const& row, std::size_t count, std::size_t) {
-                if (row.step == sizeof(Bits)) {
-                    std::memset(row.data, 0, count * sizeof(Bits));
-                } else {
-                    for (std::size_t i = 0; i < count; ++i) {
-                        detail::store<Bits>(row.data + i * row.step, Bits{});
-                    }
-                }
+    std::size_t const bytes = size_of(to.dtype());
+    auto* const start = static_cast<std::byte*>(to.data());
+    detail::Loops loops{to.extents(), to.strides(), to.strides(), bytes};
+    detail::Loops::Level const row = loops.inner(); // no tiles, as both steps are the same
+    loops.for_each(start, start, [&](std::byte const*, std::byte* target) {
+        if (row.to == bytes) {
+            std::memset(target, 0, row.extent * bytes);
+            return;
+        }
+        detail::visit_bits(bytes, [&]<class Bits>(Bits zero) {
+            for (std::size_t i = 0; i < row.extent; ++i) {
+                detail::store<Bits>(target + i * row.to, zero);
             }
-        );
+        });
     });
 }
 

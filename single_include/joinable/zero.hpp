@@ -1669,50 +1669,36 @@ struct CompiledLoop {
     }
 };
 
+/// Rows without gaps, which are the same or do not overlap.
 template <class Operation>
 [[gnu::always_inline]] inline void
 words(Operation const& operation, std::byte const* from, std::byte* to, std::size_t count) {
     using Word = typename Operation::Word;
+    JOINABLE_INDEPENDENT
     for (std::size_t i = 0; i < count; ++i) {
         std::size_t const at = i * sizeof(Word);
         store<Word>(to + at, operation(load<Word>(from + at), load<Word>(to + at)));
     }
 }
-
-/// The same for rows that do not overlap, so that the compiler need not check it.
-template <class Operation>
-[[gnu::always_inline]] inline void words_apart(
-    Operation const& operation,
-    std::byte const* __restrict from,
-    std::byte* __restrict to,
-    std::size_t count
-) {
-    words(operation, from, to, count);
-}
 template <class Bits>
-void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std::size_t count) {
-    std::memcpy(to, from, count * sizeof(Bits));
+void words(Assign<Bits> const&, std::byte const* from, std::byte* to, std::size_t count) {
+    std::memmove(to, from, count * sizeof(Bits));
 }
 
-/// One row from element `done` on, compiled for the caller's instruction set. The rows are the same
-/// or do not overlap.
+/// One row, compiled for the caller's instruction set. The rows are the same or do not overlap.
 template <class Operation>
 [[gnu::always_inline]] inline void apply(
     Operation const operation,
     Rows<std::byte const> const& from,
     Rows<std::byte> const& to,
-    std::size_t done,
     std::size_t count
 ) {
     using Element = typename Operation::Element;
     using Word = typename Operation::Word;
-    if (from.step == sizeof(Element) && to.step == sizeof(Element) && done == 0) {
+    std::size_t done = 0;
+    if (from.step == sizeof(Element) && to.step == sizeof(Element)) {
         std::size_t const whole = count * sizeof(Element) / sizeof(Word);
-        if (from.data == to.data) {
-            words(operation, to.data, to.data, whole);
-        } else {
-            words_apart(operation, from.data, to.data, whole);
-        }
+        words(operation, from.data, to.data, whole);
         done = whole * sizeof(Word) / sizeof(Element);
     }
     for (std::size_t i = done; i < count; ++i) {
@@ -1729,59 +1715,114 @@ template <class Operation>
     requires std::same_as<typename Operation::Number, Half>
 inline constexpr bool is_of_halves<Operation> = true;
 
-/// Applies an operation to rows.
+/// Eight numbers, side by side or `step` bytes apart.
+template <bool is_dense>
+JOINABLE_INLINE_AVX2 void
+load_eight(std::byte const* from, std::size_t step, EightHalves& to) noexcept {
+    if constexpr (is_dense) {
+        std::memcpy(&to, from, sizeof(to));
+    } else {
+        for (std::size_t i = 0; i < 8; ++i) {
+            to[i] = load<short>(from + i * step);
+        }
+    }
+}
+template <bool is_dense>
+JOINABLE_INLINE_AVX2 void
+store_eight(EightHalves const& from, std::byte* to, std::size_t step) noexcept {
+    if constexpr (is_dense) {
+        std::memcpy(to, &from, sizeof(from));
+    } else {
+        for (std::size_t i = 0; i < 8; ++i) {
+            store<short>(to + i * step, from[i]);
+        }
+    }
+}
+
+using RowsFunction =
+    void(void const*, Rows<std::byte const>, Rows<std::byte>, std::size_t, std::size_t) noexcept;
+template <class Loop>
+using RowsLoop = CompiledLoop<
+    Loop,
+    void const*,
+    Rows<std::byte const>,
+    Rows<std::byte>,
+    std::size_t,
+    std::size_t>;
+
+/// Applies the operation at an address to rows: one type of function for all operations.
 template <class Operation>
 struct ApplyLoop {
+    template <std::size_t width>
     [[gnu::always_inline]] static void
-    run(std::size_t /*width*/,
-        std::size_t done,
-        Operation const& operation,
+    run(Width<width>,
+        [[maybe_unused]] std::size_t done,
+        void const* operation,
         Rows<std::byte const> from,
         Rows<std::byte> to,
         std::size_t count,
         std::size_t rows) {
-        for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-            apply(operation, from, to, done, count);
+        if constexpr (width > 16 && has_half_conversions && is_of_halves<Operation>) {
+            if (done < count) { // at most seven: compiled once for all instruction sets
+                from.data += done * from.step;
+                to.data += done * to.step;
+                RowsLoop<ApplyLoop>::baseline(operation, from, to, count - done, rows);
+            }
+        } else {
+            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+                apply(*static_cast<Operation const*>(operation), from, to, count);
+            }
         }
     }
-    /// The f16 numbers in each row that fill whole registers, which the processor converts.
+    /// The f16 numbers of each row, as far as the processor converts eight at a time.
     JOINABLE_INLINE_AVX2 static std::size_t convert(
-        Operation const& operation,
+        void const* operation,
         Rows<std::byte const> from,
         Rows<std::byte> to,
         std::size_t count,
         std::size_t rows
     ) {
         if constexpr (has_half_conversions && is_of_halves<Operation>) {
-            if (from.step == 2 && to.step == 2) {
-                for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-                    for (std::size_t i = 0; i + 8 <= count; i += 8) {
-                        EightHalves halves;
-                        EightFloats source;
-                        EightFloats target;
-                        std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
-                        widen(halves, source);
-                        std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
-                        widen(halves, target);
-                        operation.compute(source, target);
-                        narrow(target, halves);
-                        std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
-                    }
+            auto const& compute = *static_cast<Operation const*>(operation);
+            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+                if (from.step == sizeof(Half) && to.step == sizeof(Half)) {
+                    convert_row<true>(compute, from, to, count);
+                } else {
+                    convert_row<false>(compute, from, to, count);
                 }
-                return count / 8 * 8;
             }
+            return count / 8 * 8;
         }
         return 0;
     }
+
+private:
+    template <bool is_dense>
+    JOINABLE_INLINE_AVX2 static void convert_row(
+        Operation const operation,
+        Rows<std::byte const> const& from,
+        Rows<std::byte> const& to,
+        std::size_t count
+    ) {
+        for (std::size_t i = 0; i + 8 <= count; i += 8) {
+            std::byte* const place = to.data + i * (is_dense ? sizeof(Half) : to.step);
+            EightHalves halves;
+            EightFloats source;
+            EightFloats target;
+            load_eight<is_dense>(
+                from.data + i * (is_dense ? sizeof(Half) : from.step), from.step, halves
+            );
+            widen(halves, source);
+            load_eight<is_dense>(place, to.step, halves);
+            widen(halves, target);
+            operation.compute(source, target);
+            narrow(target, halves);
+            store_eight<is_dense>(halves, place, to.step);
+        }
+    }
 };
 template <class Operation>
-using ApplyLoops = CompiledLoop<
-    ApplyLoop<Operation>,
-    Operation const&,
-    Rows<std::byte const>,
-    Rows<std::byte>,
-    std::size_t,
-    std::size_t>;
+using ApplyLoops = RowsLoop<ApplyLoop<Operation>>;
 
 }}} // namespace joinable::v0::detail
 

@@ -115,7 +115,6 @@ private:
 };
 
 /// How a plane is transposed: in tiles of this many columns and rows.
-template <class Bits>
 struct Tiling {
     void (*transpose)(Plane);
     std::size_t columns;
@@ -133,7 +132,7 @@ inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof
 /// dense target, they go there directly in two cases: the plane fits in cache and its rows do not
 /// evict each other, or it fits in no cache (memcpy then writes past the caches, too).
 template <class Bits>
-Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
+Tiling tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
     auto* const transpose = TransposeLoops<Bits>::of(set);
     bool const is_wide = set == InstructionSet::avx512;
     std::size_t const bytes = plane.rows * plane.columns * sizeof(Bits);
@@ -154,71 +153,87 @@ Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) no
     return {transpose, size, size, false, is_in_cache};
 }
 
-/// Applies `rows_function(from, to, count, rows)` to a plane whose source is read across. Tiles are
-/// first transposed, into a buffer or directly to the target, so that each cache line is touched
-/// once.
-template <class Bits, bool only_moves, class RowsFunction>
-void for_each_tile(
-    Loops::Level const& across,
-    Loops::Level const& inner,
-    std::byte const* from,
-    std::byte* to,
-    RowsFunction const& rows_function
-) {
-    Plane const plane{from, inner.from, inner.extent, across.from, across.extent, to, across.to};
-    bool const is_dense = only_moves && inner.to == sizeof(Bits) && across.from == sizeof(Bits);
-    Tiling<Bits> const tiling = tiling_of<Bits>(plane, is_dense, instruction_set());
-    auto const tile_at = [&](std::size_t i, std::size_t k) {
-        Plane tile = plane;
-        tile.from += i * plane.row_step + k * plane.column_step;
-        tile.rows = (std::min)(tiling.rows, plane.rows - i);
-        tile.columns = (std::min)(tiling.columns, plane.columns - k);
-        tile.to += i * inner.to + k * plane.to_step;
-        return tile;
-    };
-    alignas(64) std::array<std::byte, large_tile<Bits> * large_tile<Bits> * sizeof(Bits)> buffer;
-    for (std::size_t k = 0; k < plane.columns; k += tiling.columns) {
-        for (std::size_t i = 0; i < plane.rows; i += tiling.rows) {
-            Plane tile = tile_at(i, k);
-            Rows<std::byte> const target{tile.to, inner.to, tile.to_step};
-            if (!tiling.is_direct) {
-                tile.to = buffer.data();
-                tile.to_step = tiling.rows * sizeof(Bits);
-            }
-            tiling.transpose(tile);
-            if (!tiling.is_in_cache && i + tiling.rows < plane.rows) {
-                prefetch(tile_at(i + tiling.rows, k)); // no processor predicts a step of rows
-            }
-            if (!tiling.is_direct) {
-                Rows<std::byte const> const source{tile.to, sizeof(Bits), tile.to_step};
-                rows_function(source, target, tile.rows, tile.columns);
-            }
-        }
+/// Calls f with an unsigned integer of `bytes` bytes: 1, 2, 4 or 8.
+template <class F>
+auto visit_bits(std::size_t bytes, F const& f) {
+    switch (bytes) {
+    case 1: return f(std::uint8_t{});
+    case 2: return f(std::uint16_t{});
+    case 4: return f(std::uint32_t{});
+    default: return f(std::uint64_t{});
     }
 }
 
-/// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two
-/// views.
-template <class Bits, bool only_moves = false, class RowsFunction>
-void for_all_rows(
-    Loops& loops, std::byte const* from, std::byte* to, RowsFunction const& rows_function
-) {
-    Loops::Level const inner = loops.inner();
-    if (loops.has_tiles()) {
-        Loops::Level const across = loops.across();
-        loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
-            for_each_tile<Bits, only_moves>(across, inner, source, target, rows_function);
-        });
-    } else {
-        loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
-            rows_function(
-                Rows<std::byte const>{source, inner.from},
-                Rows<std::byte>{target, inner.to},
-                inner.extent,
-                std::size_t{1}
-            );
-        });
+/// An operation on rows, whose elements may have any type.
+struct RowsOperation {
+    RowsFunction* function;
+    void const* operation;
+    std::size_t element_bytes;
+    bool only_moves;
+
+    void operator()(
+        Rows<std::byte const> from, Rows<std::byte> to, std::size_t count, std::size_t rows
+    ) const {
+        function(operation, from, to, count, rows);
     }
+};
+
+/// Applies `operation` to planes whose sources are read across. Tiles are first transposed, into a
+/// buffer or directly to the target, so that each cache line is touched once.
+inline void
+for_all_tiles(Loops& loops, std::byte const* from, std::byte* to, RowsOperation const& operation) {
+    constexpr std::size_t buffer_bytes =
+        large_tile<std::uint16_t> * large_tile<std::uint16_t> * sizeof(std::uint16_t); // the most
+    alignas(64) std::array<std::byte, buffer_bytes> buffer;
+    Loops::Level const inner = loops.inner();
+    Loops::Level const across = loops.across();
+    std::size_t const size = operation.element_bytes;
+    bool const is_dense = operation.only_moves && inner.to == size && across.from == size;
+    loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
+        Plane const plane{
+            source, inner.from, inner.extent, across.from, across.extent, target, across.to
+        };
+        Tiling const tiling = visit_bits(size, [&]<class Bits>(Bits) {
+            return tiling_of<Bits>(plane, is_dense, instruction_set());
+        });
+        auto const tile_at = [&](std::size_t i, std::size_t k) {
+            Plane tile = plane;
+            tile.from += i * plane.row_step + k * plane.column_step;
+            tile.rows = (std::min)(tiling.rows, plane.rows - i);
+            tile.columns = (std::min)(tiling.columns, plane.columns - k);
+            tile.to += i * inner.to + k * plane.to_step;
+            return tile;
+        };
+        for (std::size_t k = 0; k < plane.columns; k += tiling.columns) {
+            for (std::size_t i = 0; i < plane.rows; i += tiling.rows) {
+                Plane tile = tile_at(i, k);
+                Rows<std::byte> const rows{tile.to, inner.to, tile.to_step};
+                if (!tiling.is_direct) {
+                    tile.to = buffer.data();
+                    tile.to_step = tiling.rows * size;
+                }
+                tiling.transpose(tile);
+                if (!tiling.is_in_cache && i + tiling.rows < plane.rows) {
+                    prefetch(tile_at(i + tiling.rows, k)); // no processor predicts a step of rows
+                }
+                if (!tiling.is_direct) {
+                    operation({tile.to, size, tile.to_step}, rows, tile.rows, tile.columns);
+                }
+            }
+        }
+    });
+}
+
+/// Applies `operation` to all elements of two views.
+inline void
+for_all_rows(Loops& loops, std::byte const* from, std::byte* to, RowsOperation const& operation) {
+    if (loops.has_tiles()) {
+        return for_all_tiles(loops, from, to, operation);
+    }
+    Loops::Level const inner = loops.inner();
+    loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
+        operation({source, inner.from}, {target, inner.to}, inner.extent, 1);
+    });
 }
 
 }}} // namespace joinable::v0::detail

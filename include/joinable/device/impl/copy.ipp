@@ -66,18 +66,6 @@ JOINABLE_DEFINITION void check_pair(std::string_view what, AnyView const& from, 
     }
 }
 
-/// Calls f with an unsigned integer of the size of the dtype's elements.
-/// @pre the size is at most 8
-template <class F>
-void visit_bits(DType dtype, F const& f) {
-    switch (size_of(dtype)) {
-    case 1: return f(std::uint8_t{});
-    case 2: return f(std::uint16_t{});
-    case 4: return f(std::uint32_t{});
-    default: return f(std::uint64_t{});
-    }
-}
-
 /// Applies an operation to each element of `to` and the element of `from` at the same index.
 template <class Operation>
 void for_each_element(Operation const& operation, AnyView const& from, AnyView const& to) {
@@ -86,15 +74,14 @@ void for_each_element(Operation const& operation, AnyView const& from, AnyView c
     }
     using Element = typename Operation::Element;
     Loops loops{to.extents(), from.strides(), to.strides(), sizeof(Element)};
-    auto* const function = ApplyLoops<Operation>::of();
-    using Bits = bits_of_size<sizeof(Element)>;
-    for_all_rows<Bits, std::same_as<Operation, Assign<Bits>>>(
+    for_all_rows(
         loops,
         static_cast<std::byte const*>(from.data()),
         static_cast<std::byte*>(to.data()),
-        [&](auto const& source, auto const& target, std::size_t count, std::size_t rows) {
-            function(operation, source, target, count, rows);
-        }
+        {ApplyLoops<Operation>::of(),
+         &operation,
+         sizeof(Element),
+         std::same_as<Operation, Assign<bits_of_size<sizeof(Element)>>>}
     );
 }
 
@@ -110,7 +97,7 @@ JOINABLE_DEFINITION void copy(AnyView const& from, AnyView const& to) {
     if (from.dtype() == DType::c128) {
         return copy(detail::as_reals(from), detail::as_reals(to));
     }
-    detail::visit_bits(from.dtype(), [&]<class Bits>(Bits) {
+    detail::visit_bits(size_of(from.dtype()), [&]<class Bits>(Bits) {
         detail::for_each_element(detail::Assign<Bits>{}, from, to);
     });
 }
@@ -152,7 +139,7 @@ JOINABLE_DEFINITION void add(AnyView const& from, AnyView const& to) {
             detail::for_each_element(detail::Add<T>{}, from, to);
         });
     } else {
-        detail::visit_bits(from.dtype(), [&]<class Bits>(Bits) {
+        detail::visit_bits(size_of(from.dtype()), [&]<class Bits>(Bits) {
             if constexpr (sizeof(Bits) != 2) {
                 detail::for_each_element(detail::Add<Bits>{}, from, to);
             }
@@ -168,23 +155,20 @@ JOINABLE_DEFINITION void fill_zero(AnyView const& to) {
     if (to.dtype() == DType::c128) {
         return fill_zero(detail::as_reals(to));
     }
-    detail::visit_bits(to.dtype(), [&]<class Bits>(Bits) {
-        auto* const target = static_cast<std::byte*>(to.data());
-        detail::Loops loops{to.extents(), to.strides(), to.strides(), sizeof(Bits)};
-        detail::for_all_rows<Bits>(
-            loops,
-            target,
-            target,
-            [](auto const&, auto const& row, std::size_t count, std::size_t) {
-                if (row.step == sizeof(Bits)) {
-                    std::memset(row.data, 0, count * sizeof(Bits));
-                } else {
-                    for (std::size_t i = 0; i < count; ++i) {
-                        detail::store<Bits>(row.data + i * row.step, Bits{});
-                    }
-                }
+    std::size_t const bytes = size_of(to.dtype());
+    auto* const start = static_cast<std::byte*>(to.data());
+    detail::Loops loops{to.extents(), to.strides(), to.strides(), bytes};
+    detail::Loops::Level const row = loops.inner(); // no tiles, as both steps are the same
+    loops.for_each(start, start, [&](std::byte const*, std::byte* target) {
+        if (row.to == bytes) {
+            std::memset(target, 0, row.extent * bytes);
+            return;
+        }
+        detail::visit_bits(bytes, [&]<class Bits>(Bits zero) {
+            for (std::size_t i = 0; i < row.extent; ++i) {
+                detail::store<Bits>(target + i * row.to, zero);
             }
-        );
+        });
     });
 }
 

@@ -875,7 +875,7 @@ MUTATIONS = [
         "join/failure_in_group.test.cpp", "a guard over a smaller group*",
     ),
     Mutation(
-        "agreements-believe-the-numbers-of-a-group", "agreement/impl/agree.ipp",
+        "agreements-believe-the-numbers-of-a-group", "agreement/agree.hpp",
         "control.may_have_thrown(reason) ? reason : failure_in_group(reason);", "reason;",
         "agreement/agree.test.cpp", "a local error that names ranks of a group*",
     ),

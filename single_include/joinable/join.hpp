@@ -10910,11 +10910,16 @@ namespace joinable { inline namespace v0 { namespace detail {
 inline constexpr std::size_t text_bytes = 256; ///< of one rank's text, in any message
 
 /// Writes a text that only one rank adds to the sum. A text that is too long ends with "...".
-void write_text(std::span<std::uint64_t> words, std::string_view text);
+inline void write_text(std::span<std::uint64_t> words, std::string_view text) {
+    std::string const written = cut_text(std::string{text}, 8 * words.size());
+    std::memcpy(words.data(), written.data(), written.size());
+}
 std::string read_text(std::span<std::uint64_t const> words);
 
 /// The ranks of a sum of one bit per rank, from `first` on.
-void set_bit(std::span<std::uint64_t> words, int bit);
+inline void set_bit(std::span<std::uint64_t> words, int bit) {
+    words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
+}
 void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first);
 
 /// The questions by which ranks learn which of them failed, in messages of one size. All ranks of `control` make the
@@ -10981,20 +10986,11 @@ void throw_if_any_failed(
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-JOINABLE_DEFINITION void write_text(std::span<std::uint64_t> words, std::string_view text) {
-    std::string const written = cut_text(std::string{text}, 8 * words.size());
-    std::memcpy(words.data(), written.data(), written.size());
-}
-
 JOINABLE_DEFINITION std::string read_text(std::span<std::uint64_t const> words) {
     std::string text(8 * words.size(), '\0');
     std::memcpy(text.data(), words.data(), text.size());
     std::erase(text, '\0');
     return text;
-}
-
-JOINABLE_DEFINITION void set_bit(std::span<std::uint64_t> words, int bit) {
-    words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
 }
 
 JOINABLE_DEFINITION void
@@ -11087,7 +11083,10 @@ private:
 
     [[nodiscard]] AgreementList::Item read_item(std::size_t at);
     /// Where the name begins in "models differ: parameter 3": after the title.
-    [[nodiscard]] static std::size_t name_in(std::string const& label);
+    [[nodiscard]] static std::size_t name_in(std::string const& label) {
+        std::size_t const colon = label.find(": ");
+        return colon == std::string::npos ? 0 : colon + 2;
+    }
     /// "rank 1 compares models (parameter 3: f32)".
     [[nodiscard]] static std::string place_of(int rank, AgreementList::Item const& item);
     /// If the labels differ, the text has both, and their common title once.
@@ -11110,7 +11109,10 @@ private:
 );
 
 /// Aborts because of an exception on this rank.
-void abort_for(ControlCommunicator& control, AbortReason const& reason);
+inline void abort_for(ControlCommunicator& control, AbortReason const& reason) {
+    AbortReason const told = control.may_have_thrown(reason) ? reason : failure_in_group(reason);
+    control.abort(blamed_on(control.rank(), told));
+}
 
 /// Collective. Returns if no rank has an error and all lists are equal. Otherwise all ranks throw:
 /// a rank with a `local_error` that one, the others PeerFailed with its text. If lists differ, all
@@ -11224,11 +11226,6 @@ JOINABLE_DEFINITION AgreementList::Item DifferenceReport::read_item(std::size_t 
     return item;
 }
 
-JOINABLE_DEFINITION std::size_t DifferenceReport::name_in(std::string const& label) {
-    std::size_t const colon = label.find(": ");
-    return colon == std::string::npos ? 0 : colon + 2;
-}
-
 JOINABLE_DEFINITION std::string
 DifferenceReport::place_of(int rank, AgreementList::Item const& item) {
     std::string const title = item.label.substr(0, item.label.find(" differ: "));
@@ -11277,11 +11274,6 @@ JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
         return report.difference(list);
     }
     return {};
-}
-
-JOINABLE_DEFINITION void abort_for(ControlCommunicator& control, AbortReason const& reason) {
-    AbortReason const told = control.may_have_thrown(reason) ? reason : failure_in_group(reason);
-    control.abort(blamed_on(control.rank(), told));
 }
 
 JOINABLE_DEFINITION void agree(

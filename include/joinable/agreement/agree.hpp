@@ -66,7 +66,10 @@ private:
 
     [[nodiscard]] AgreementList::Item read_item(std::size_t at);
     /// Where the name begins in "models differ: parameter 3": after the title.
-    [[nodiscard]] static std::size_t name_in(std::string const& label);
+    [[nodiscard]] static std::size_t name_in(std::string const& label) {
+        std::size_t const colon = label.find(": ");
+        return colon == std::string::npos ? 0 : colon + 2;
+    }
     /// "rank 1 compares models (parameter 3: f32)".
     [[nodiscard]] static std::string place_of(int rank, AgreementList::Item const& item);
     /// If the labels differ, the text has both, and their common title once.
@@ -89,7 +92,10 @@ private:
 );
 
 /// Aborts because of an exception on this rank.
-void abort_for(ControlCommunicator& control, AbortReason const& reason);
+inline void abort_for(ControlCommunicator& control, AbortReason const& reason) {
+    AbortReason const told = control.may_have_thrown(reason) ? reason : failure_in_group(reason);
+    control.abort(blamed_on(control.rank(), told));
+}
 
 /// Collective. Returns if no rank has an error and all lists are equal. Otherwise all ranks throw:
 /// a rank with a `local_error` that one, the others PeerFailed with its text. If lists differ, all

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <span>
@@ -15,6 +16,7 @@
 #include <joinable/communicator/control.hpp>
 #include <joinable/config.hpp>
 #include <joinable/detail/failure.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
 /// @file
@@ -25,11 +27,16 @@ namespace joinable { inline namespace v0 { namespace detail {
 inline constexpr std::size_t text_bytes = 256; ///< of one rank's text, in any message
 
 /// Writes a text that only one rank adds to the sum. A text that is too long ends with "...".
-void write_text(std::span<std::uint64_t> words, std::string_view text);
+inline void write_text(std::span<std::uint64_t> words, std::string_view text) {
+    std::string const written = cut_text(std::string{text}, 8 * words.size());
+    std::memcpy(words.data(), written.data(), written.size());
+}
 std::string read_text(std::span<std::uint64_t const> words);
 
 /// The ranks of a sum of one bit per rank, from `first` on.
-void set_bit(std::span<std::uint64_t> words, int bit);
+inline void set_bit(std::span<std::uint64_t> words, int bit) {
+    words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
+}
 void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first);
 
 /// The questions by which ranks learn which of them failed, in messages of one size. All ranks of `control` make the

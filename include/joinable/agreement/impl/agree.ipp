@@ -89,11 +89,6 @@ JOINABLE_DEFINITION AgreementList::Item DifferenceReport::read_item(std::size_t 
     return item;
 }
 
-JOINABLE_DEFINITION std::size_t DifferenceReport::name_in(std::string const& label) {
-    std::size_t const colon = label.find(": ");
-    return colon == std::string::npos ? 0 : colon + 2;
-}
-
 JOINABLE_DEFINITION std::string
 DifferenceReport::place_of(int rank, AgreementList::Item const& item) {
     std::string const title = item.label.substr(0, item.label.find(" differ: "));
@@ -142,11 +137,6 @@ JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
         return report.difference(list);
     }
     return {};
-}
-
-JOINABLE_DEFINITION void abort_for(ControlCommunicator& control, AbortReason const& reason) {
-    AbortReason const told = control.may_have_thrown(reason) ? reason : failure_in_group(reason);
-    control.abort(blamed_on(control.rank(), told));
 }
 
 JOINABLE_DEFINITION void agree(

@@ -6,24 +6,13 @@
 #include <cstring>
 #include <utility>
 
-#include <joinable/detail/text.hpp>
-
 namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION void write_text(std::span<std::uint64_t> words, std::string_view text) {
-    std::string const written = cut_text(std::string{text}, 8 * words.size());
-    std::memcpy(words.data(), written.data(), written.size());
-}
 
 JOINABLE_DEFINITION std::string read_text(std::span<std::uint64_t const> words) {
     std::string text(8 * words.size(), '\0');
     std::memcpy(text.data(), words.data(), text.size());
     std::erase(text, '\0');
     return text;
-}
-
-JOINABLE_DEFINITION void set_bit(std::span<std::uint64_t> words, int bit) {
-    words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
 }
 
 JOINABLE_DEFINITION void

@@ -1365,9 +1365,14 @@ MUTATIONS = [
         "participant/requested_checks.test.cpp", "JOINABLE_CHECK has words*",
     ),
     Mutation(
-        "machines-compare-only-by-option", "communicator/hierarchical/detail/engine.hpp",
-        "options().check || RequestedChecks::read().collectives", "(RequestedChecks::read(), options().check)",
+        "ranks-compare-only-by-option", "communicator/detail/comparison.hpp",
+        "compares = compares || RequestedChecks::read().collectives;", "RequestedChecks::read();",
         "communicator/requested_checks.test.cpp", "*several machines*",
+    ),
+    Mutation(
+        "one-rank-may-compare-alone", "communicator/detail/comparison.hpp",
+        "if (!others.empty()) {", "if (others.size() > 8) {",
+        "communicator/hierarchical/collectives.test.cpp", "a rank that does not compare*",
     ),
     Mutation(
         "messages-compare-only-by-option", "communicator/algorithms/detail/message_engine.hpp",

@@ -1911,15 +1911,9 @@ private:
     // -- meeting ----------------------------------------------------------------------------------
 
     void meet() {
-        try {
-            levels_.options.check = options().check || RequestedChecks::read().collectives;
-        } catch (ContractViolation const& error) {
-            fail({FailureKind::contract, {}, error.what()});
-        }
-        std::array<std::uint64_t, 3> wrong{
+        std::array<std::uint64_t, 2> wrong{
             is_leader() && across_ == nullptr ? 1U : 0U,
-            !is_leader() && across_ != nullptr ? 1U : 0U,
-            options().check ? 1U : 0U
+            !is_leader() && across_ != nullptr ? 1U : 0U
         };
         run({step(Level::local, Collective::all_reduce, wrong)});
         if (wrong[0] != 0) {
@@ -1949,32 +1943,24 @@ private:
             };
         }
         run({step(Level::local, Collective::broadcast, place)});
-        std::vector<std::uint64_t> sizes(place[0] + 1); // and how many ranks compare
+        std::vector<std::uint64_t> sizes(place[0]);
         if (is_leader()) {
             sizes[place[1]] = static_cast<std::uint64_t>(local_.size());
-            sizes.back() = wrong[2];
         }
         run({
             step(Level::across, Collective::all_reduce, sizes),
             step(Level::local, Collective::broadcast, sizes),
         });
-        std::uint64_t const comparing = sizes.back();
-        sizes.pop_back();
         machines_ = Machines{sizes, static_cast<int>(place[1])};
-        auto const ranks = static_cast<std::uint64_t>(machines_.ranks());
-        if (comparing != 0 && comparing != ranks) {
-            fail(
-                {FailureKind::contract,
-                 {},
-                 concat(
-                     "expected HierarchicalOptions::check to be the same on all ranks, but ",
-                     comparing,
-                     " of ",
-                     ranks,
-                     " have it; JOINABLE_CHECK=collectives sets it, too"
-                 )}
-            );
-        }
+        auto const share = [&](std::uint64_t word) {
+            std::vector<std::uint64_t> words(as_index(machines_.ranks()));
+            words[as_index(rank())] = word;
+            Buffer const buffer{words.data(), words.size(), DType::u64};
+            finish(post(RequestsOf{rank(), size()}.all_reduce(buffer, ReduceOp::sum)));
+            return words;
+        };
+        bool const compares = std::exchange(levels_.options.check, false); // not this sum
+        levels_.options.check = agree_to_compare(compares, "HierarchicalOptions::check", share);
     }
     template <class Words>
     [[nodiscard]] static LevelStep step(Level level, Collective collective, Words& words) {
@@ -2318,7 +2304,9 @@ public:
     /// Collective over all machines; blocks. Both levels run some small collectives, each within
     /// its deadline. `across` is null on ranks other than local rank 0.
     /// @throws ContractViolation  on all ranks that can be reached: a local rank 0 has no `across`,
-    ///                            or another rank has one, or options differ.
+    ///                            or another rank has one; an unknown word in JOINABLE_CHECK, and then
+    ///                            PeerFailed on the others.
+    /// @throws Mismatch           ranks differ in `check`, or in JOINABLE_CHECK=collectives.
     /// @throws TimedOut, ...      what a collective of a level throws, on all ranks; without
     ///                            culprits, because the numbers of ranks are not known.
     template <Communicator Local, Communicator Across>

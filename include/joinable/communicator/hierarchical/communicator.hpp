@@ -123,7 +123,9 @@ public:
     /// Collective over all machines; blocks. Both levels run some small collectives, each within
     /// its deadline. `across` is null on ranks other than local rank 0.
     /// @throws ContractViolation  on all ranks that can be reached: a local rank 0 has no `across`,
-    ///                            or another rank has one, or options differ.
+    ///                            or another rank has one; an unknown word in JOINABLE_CHECK, and then
+    ///                            PeerFailed on the others.
+    /// @throws Mismatch           ranks differ in `check`, or in JOINABLE_CHECK=collectives.
     /// @throws TimedOut, ...      what a collective of a level throws, on all ranks; without
     ///                            culprits, because the numbers of ranks are not known.
     template <Communicator Local, Communicator Across>

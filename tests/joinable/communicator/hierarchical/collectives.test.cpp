@@ -753,9 +753,11 @@ TEST_CASE("a rank that does not compare while others do is refused on all ranks"
             CHECK_THROWS_WITH_AS(
                 make(),
                 doctest::Contains(
-                    "HierarchicalOptions::check to be the same on all ranks, but 1 of 4"
+                    different == 0 ? "options differ: HierarchicalOptions::check, or "
+                                     "JOINABLE_CHECK=collectives: rank 0 has true, rank 1 has false"
+                                   : "rank 0 has false, rank "
                 ),
-                joinable::ContractViolation
+                joinable::Mismatch
             );
             ++refused;
             wait_until([&] { return refused == 4; });

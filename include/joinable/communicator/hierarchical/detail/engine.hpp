@@ -24,6 +24,7 @@
 #include <joinable/communicator/detail/comparison.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/polling.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/work_of.hpp>
@@ -32,7 +33,6 @@
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
 #include <joinable/communicator/hierarchical/options.hpp>
 #include <joinable/detail/failure.hpp>
-#include <joinable/detail/requested_checks.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
@@ -247,15 +247,9 @@ private:
     // -- meeting ----------------------------------------------------------------------------------
 
     void meet() {
-        try {
-            levels_.options.check = options().check || RequestedChecks::read().collectives;
-        } catch (ContractViolation const& error) {
-            fail({FailureKind::contract, {}, error.what()});
-        }
-        std::array<std::uint64_t, 3> wrong{
+        std::array<std::uint64_t, 2> wrong{
             is_leader() && across_ == nullptr ? 1U : 0U,
-            !is_leader() && across_ != nullptr ? 1U : 0U,
-            options().check ? 1U : 0U
+            !is_leader() && across_ != nullptr ? 1U : 0U
         };
         run({step(Level::local, Collective::all_reduce, wrong)});
         if (wrong[0] != 0) {
@@ -285,32 +279,24 @@ private:
             };
         }
         run({step(Level::local, Collective::broadcast, place)});
-        std::vector<std::uint64_t> sizes(place[0] + 1); // and how many ranks compare
+        std::vector<std::uint64_t> sizes(place[0]);
         if (is_leader()) {
             sizes[place[1]] = static_cast<std::uint64_t>(local_.size());
-            sizes.back() = wrong[2];
         }
         run({
             step(Level::across, Collective::all_reduce, sizes),
             step(Level::local, Collective::broadcast, sizes),
         });
-        std::uint64_t const comparing = sizes.back();
-        sizes.pop_back();
         machines_ = Machines{sizes, static_cast<int>(place[1])};
-        auto const ranks = static_cast<std::uint64_t>(machines_.ranks());
-        if (comparing != 0 && comparing != ranks) {
-            fail(
-                {FailureKind::contract,
-                 {},
-                 concat(
-                     "expected HierarchicalOptions::check to be the same on all ranks, but ",
-                     comparing,
-                     " of ",
-                     ranks,
-                     " have it; JOINABLE_CHECK=collectives sets it, too"
-                 )}
-            );
-        }
+        auto const share = [&](std::uint64_t word) {
+            std::vector<std::uint64_t> words(as_index(machines_.ranks()));
+            words[as_index(rank())] = word;
+            Buffer const buffer{words.data(), words.size(), DType::u64};
+            finish(post(RequestsOf{rank(), size()}.all_reduce(buffer, ReduceOp::sum)));
+            return words;
+        };
+        bool const compares = std::exchange(levels_.options.check, false); // not this sum
+        levels_.options.check = agree_to_compare(compares, "HierarchicalOptions::check", share);
     }
     template <class Words>
     [[nodiscard]] static LevelStep step(Level level, Collective collective, Words& words) {

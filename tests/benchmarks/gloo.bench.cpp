@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 // What an all_reduce costs beside a bare gloo::allreduce: one program, turn by turn, so that a busy machine
 // slows both. It forks its ranks: bench_gloo [ranks] [turns]. Or it is the rank of one machine, which meets the others in
-// an empty folder: bench_gloo ranks turns rank address folder. Rank 0 prints medians in microseconds.
+// an empty folder: bench_gloo ranks turns rank address folder. Rank 0 prints medians in microseconds. bench_gloo ranks
+// plans: as bench_plans, over Gloo.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -11,6 +12,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gloo/allreduce.h>
@@ -23,6 +25,8 @@
 
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/gloo.hpp>
+
+#include "chosen_plans.hpp"
 
 namespace {
 
@@ -96,7 +100,7 @@ void compare(
 }
 
 void run(
-    int rank, int size, std::size_t turns, std::string const& address, std::string const& folder
+    int rank, int size, char const* turns, std::string const& address, std::string const& folder
 ) {
     joinable::GlooCommunicator comm{joinable::GlooOptions{
         .rank = rank,
@@ -104,21 +108,25 @@ void run(
         .store = joinable::GlooFile{folder + "/ranks"},
         .address = address
     }};
+    if (std::string_view{turns} == "plans") {
+        print_chosen_plans("Gloo", comm);
+        return;
+    }
+    std::size_t const times = std::strtoul(turns, nullptr, 10);
     auto const bare_folder = folder + "/bare";
     std::filesystem::create_directory(bare_folder); // by all ranks: one of them makes it
     auto const context = bare_context(rank, size, address, bare_folder);
     for (std::size_t const bytes : {std::size_t{8}, std::size_t{1} << 16U, std::size_t{1} << 20U}) {
-        compare(comm, context, bytes, turns);
+        compare(comm, context, bytes, times);
     }
-    compare(comm, context, std::size_t{25} << 20U, turns / 10 + 1);
+    compare(comm, context, std::size_t{25} << 20U, times / 10 + 1);
 }
 
 } // namespace
 
 int main(int count, char** arguments) {
     int const size = count > 1 ? std::atoi(arguments[1]) : 2;
-    auto const turns =
-        static_cast<std::size_t>(count > 2 ? std::strtoul(arguments[2], nullptr, 10) : 200);
+    char const* const turns = count > 2 ? arguments[2] : "200";
     if (count == 6) {
         run(std::atoi(arguments[3]), size, turns, arguments[4], arguments[5]);
         return 0;

@@ -1643,6 +1643,11 @@ MUTATIONS = [
         "participant/listed_model.test.cpp", "a parameter that is unfrozen*",
     ),
     Mutation(
+        "texts-tell-to-call-a-refresh-that-is-private", "interop/torch_sharded.hpp",
+        "        this->hide_refresh();\n", "",
+        "interop/torch_sharded.test.cpp", "no text tells to call refresh()*",
+    ),
+    Mutation(
         "texts-tell-to-call-a-refresh-that-refuses-sharded-values", "participant/sharded/optimizer.hpp",
         "return UpdateRule<Rule> && !shards_values();", "return UpdateRule<Rule>;",
         "participant/listed_model.test.cpp", "a model whose values are sharded*",
@@ -2951,7 +2956,7 @@ MUTATIONS = [
     ),
     Mutation(
         "early-steps-take-no-settings", "participant/sharded/data_parallel.hpp",
-        "begin = [this](Round const& round) { this->begin_step(round); };", "",
+        "begin = [this](Round const& round) { this->begin_step(round, this->has_refresh()); };", "",
         "participant/sharded_data_parallel.test.cpp", "buckets are stepped while*",
     ),
     Mutation(

@@ -9660,8 +9660,8 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
                   "refresh() of a model that has it, else in a new one"
             : is_frozen_now
                 ? "parameters that were trained when they were listed are frozen now, so not all gradients became "
-                  "ready; turn the option find_unused on, or list them again: by refresh() of a model "
-                  "that has it, else in a new one"
+                  "ready; turn the option find_unused on, if the model has it, or list them again: by refresh() "
+                  "of a model that has it, else in a new one"
             : graph_
                 ? "parameters are not used, but were in the first iteration: with "
                   "static_graph all iterations use the same parameters; turn it off and find_unused on"
@@ -16569,6 +16569,11 @@ void check_distinct(
 /// Complexity: sorts the parameters; compares those whose address ranges overlap.
 void check_parameters(ParameterList const& list, DeviceId device);
 
+/// How a text ends that says to make a participant anew: with its refresh(), if that does it, too.
+[[nodiscard]] constexpr char const* or_refresh(bool has_refresh) noexcept {
+    return has_refresh ? ", or call refresh()" : "";
+}
+
 /// The parameters as they were when a participant listed them. Each training forward compares them with
 /// what they are now. Local.
 class ListedModel {
@@ -16869,7 +16874,7 @@ ListedModel::require_same(std::size_t i, std::string_view participant, bool has_
     ParameterState const& listed = listed_[i];
     std::string const what = describe_parameter(parameters_, i);
     std::string const made{participant};
-    char const* const or_refresh = has_refresh ? ", or call refresh()" : "";
+    char const* const or_refresh = detail::or_refresh(has_refresh);
     if (!listed.requires_grad && parameters_[i].requires_grad()) {
         throw ContractViolation{
             what + " requires a gradient now, but did not when the " + made +
@@ -17861,8 +17866,7 @@ protected:
     }
 
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
-    /// step; otherwise the round ends with the reduction. `has_refresh`: errors may tell the user to
-    /// call refresh().
+    /// step; otherwise the round ends with the reduction. `has_refresh`: see detail::or_refresh().
     GradientParticipant(
         Comm& comm, JoinState& state, GradientKind kind, bool steps, bool has_refresh
     ) noexcept
@@ -17871,6 +17875,10 @@ protected:
     GradientParticipant(GradientParticipant const&) = delete;
     GradientParticipant& operator=(GradientParticipant const&) = delete;
     ~GradientParticipant() = default;
+
+    [[nodiscard]] bool has_refresh() const noexcept { return has_refresh_; }
+    /// For a class without refresh() whose base class has it.
+    void hide_refresh() noexcept { has_refresh_ = false; }
 
     /// The stage of the open round.
     /// - idle: no round is open, or it has no gradients
@@ -17938,7 +17946,7 @@ protected:
         });
     }
     /// @throws ContractViolation  a parameter is not as it was when this participant was made.
-    void require_same_model() const { listed_->require_same(name_in_texts(), has_refresh_); }
+    void require_same_model() const { listed_->require_same(name_in_texts(), has_refresh()); }
     /// In a round that is announced as skipped this rank counts nothing, so its pass would be lost.
     void require_no_skip(RoundNotice const& notice) {
         auto const* const announced = detail::announced_round(state_);

@@ -5551,9 +5551,9 @@ void check_before_save(std::span<ShardGroup const> groups, Rules const& rules) {
     }
 }
 
-/// Checks that a group and its rule have not changed since they were added. `can_refresh`: the text says so.
+/// Checks that a group and its rule have not changed since they were added. `has_refresh`: see or_refresh().
 template <class Rule>
-void check_before_step(ShardGroup const& group, Rule const& rule, bool can_refresh) {
+void check_before_step(ShardGroup const& group, Rule const& rule, bool has_refresh) {
     check_rule(rule);
     if (group.values) {
         group.values->check();
@@ -5573,7 +5573,8 @@ void check_before_step(ShardGroup const& group, Rule const& rule, bool can_refre
                 was_frozen
                     ? " requires a gradient now, but did not when it was given, so no rank steps it"
                     : " requires no gradient any more, but did when it was given",
-                can_refresh ? "; call refresh(), or make a new optimizer" : "; make a new optimizer"
+                "; make a new optimizer",
+                or_refresh(has_refresh)
             )};
         }
     }
@@ -6458,9 +6459,10 @@ protected:
     // The script of a step, the same on active and shadowing ranks. Gradients are reduced between
     // begin_step() and finish_step().
 
-    void begin_step(Round const& round) {
+    /// `has_refresh`: see detail::or_refresh().
+    void begin_step(Round const& round, bool has_refresh) {
         for (std::size_t group = 0; group < groups_.size(); ++group) {
-            detail::check_before_step(groups_[group], rules_[group], can_refresh());
+            detail::check_before_step(groups_[group], rules_[group], has_refresh);
         }
         state_.reset(); // it is of an earlier step
         // In a guard with groups, ranks of a group do not compare them.
@@ -7375,7 +7377,7 @@ private:
             step = [this](std::size_t k, detail::OptimizerShard const& s) {
                 this->step_shard(k, s);
             };
-            begin = [this](Round const& round) { this->begin_step(round); };
+            begin = [this](Round const& round) { this->begin_step(round, this->has_refresh()); };
         }
         auto gradients = std::make_unique<detail::GradientsForOwners>(
             std::move(all), this->groups(), group, rank, detail::device_of(comm), this->arenas()
@@ -7397,7 +7399,7 @@ private:
         if (steps_in_backward_) {
             this->finish_stepped();
         } else {
-            this->begin_step(round);
+            this->begin_step(round, this->has_refresh());
             this->finish_step();
         }
     }
@@ -7720,7 +7722,7 @@ private:
     }
 
     void run(Round const& round) {
-        this->begin_step(round);
+        this->begin_step(round, this->can_refresh());
         if (optimizer_options().reduces_gradients) {
             auto const any = [](double) {}; // ranks' factors of a mean add up to 1
             reduce(averaging_.factor(this->words(), round, any));

@@ -727,7 +727,7 @@ public:
                     " was made, so it would not be averaged; make the ",
                     this->join_name(),
                     " after the module has all its layers",
-                    or_refresh_
+                    or_refresh(this->has_refresh())
                 )};
             }
         }
@@ -739,7 +739,6 @@ protected:
         std::vector<std::string> ignore = {};   ///< names of parameters
         bool finds_unused = false;              ///< reads the graph of what passes return
         bool steps_unused = false; ///< all gradients count, those of unused parameters as zeros
-        std::string_view or_refresh = {}; ///< for errors, if the class has refresh()
     };
     /// `base` are the arguments of the base class.
     template <class Holder, class... Args>
@@ -748,7 +747,7 @@ protected:
           ignore_{std::move(passes.ignore)},
           parameters_{distinct_tensors(module_.named_parameters(), ignore_)},
           views_{std::move(passes.views)}, finds_unused_{passes.finds_unused},
-          steps_unused_{passes.steps_unused}, or_refresh_{passes.or_refresh} {
+          steps_unused_{passes.steps_unused} {
         if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
             keep_ = module.ptr();
         } else if constexpr (std::convertible_to<Holder, std::shared_ptr<void>>) {
@@ -794,7 +793,7 @@ private:
                         " was made, so its gradient would not be averaged; make the ",
                         this->join_name(),
                         " after that",
-                        or_refresh_
+                        or_refresh(this->has_refresh())
                     )};
                 }
             });
@@ -987,7 +986,6 @@ private:
     std::shared_ptr<TorchViews> views_;
     bool finds_unused_; ///< in each pass; a static graph finds them in its first round
     bool steps_unused_;
-    std::string_view or_refresh_;
     /// Held by all that autograd calls, which has a thread for each CUDA device.
     std::recursive_mutex in_use_;
     bool is_reducing_ = false; ///< in a backward pass
@@ -1153,8 +1151,7 @@ private:
               module,
               {.views = views,
                .ignore = options.ignore,
-               .finds_unused = options.find_unused && !options.static_graph,
-               .or_refresh = ", or call refresh()"},
+               .finds_unused = options.find_unused && !options.static_graph},
               std::function<ParameterList()>{[&module, &options, views] {
                   return list_of(detail::torch_module_of(module), options, views);
               }},

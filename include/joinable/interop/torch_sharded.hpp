@@ -578,6 +578,7 @@ private:
               with_clip(options, clip)
           },
           clip_{options.step_in_backward ? nullptr : std::move(clip)} {
+        this->hide_refresh();
         std::size_t i = 0;
         for (detail::NamedTorchTensor const& one :
              detail::distinct_tensors(this->module_.named_parameters())) {

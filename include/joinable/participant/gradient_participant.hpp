@@ -508,8 +508,7 @@ protected:
     }
 
     /// `state` is the participant's. With `steps` the derived class calls end_round() after its
-    /// step; otherwise the round ends with the reduction. `has_refresh`: errors may tell the user to
-    /// call refresh().
+    /// step; otherwise the round ends with the reduction. `has_refresh`: see detail::or_refresh().
     GradientParticipant(
         Comm& comm, JoinState& state, GradientKind kind, bool steps, bool has_refresh
     ) noexcept
@@ -518,6 +517,10 @@ protected:
     GradientParticipant(GradientParticipant const&) = delete;
     GradientParticipant& operator=(GradientParticipant const&) = delete;
     ~GradientParticipant() = default;
+
+    [[nodiscard]] bool has_refresh() const noexcept { return has_refresh_; }
+    /// For a class without refresh() whose base class has it.
+    void hide_refresh() noexcept { has_refresh_ = false; }
 
     /// The stage of the open round.
     /// - idle: no round is open, or it has no gradients
@@ -585,7 +588,7 @@ protected:
         });
     }
     /// @throws ContractViolation  a parameter is not as it was when this participant was made.
-    void require_same_model() const { listed_->require_same(name_in_texts(), has_refresh_); }
+    void require_same_model() const { listed_->require_same(name_in_texts(), has_refresh()); }
     /// In a round that is announced as skipped this rank counts nothing, so its pass would be lost.
     void require_no_skip(RoundNotice const& notice) {
         auto const* const announced = detail::announced_round(state_);

@@ -275,10 +275,50 @@ TEST_CASE("what a sharded libtorch module cannot do is said in a sentence") {
     CHECK(refusal([&] { model->forward(inputs_of(0, 0)).sum().backward(); }
     ).starts_with("gradients became ready, but no forward() of the ShardedDataParallel came"));
     model->register_module("late", torch::nn::Linear{2, 2});
+    std::string const late =
+        refusal([&] { joinable::Join const guard{joinable::participants(sharded)}; });
     CHECK(
-        refusal([&] { joinable::Join const guard{joinable::participants(sharded)}; }
-        ).find("came into the module after the ShardedDataParallel was made") != std::string::npos
+        late.find("came into the module after the ShardedDataParallel was made") !=
+        std::string::npos
     );
+    CHECK(late.ends_with("make the ShardedDataParallel after the module has all its layers"));
+}
+
+TEST_CASE("no text tells to call refresh() of a sharded libtorch module, which has none") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        SmallNet model;
+        Tensor const bias = model->first->bias;
+        bias.set_requires_grad(false);
+        joinable::torch::ShardedDataParallel sharded{comm, model, joinable::Adam{}};
+        bias.set_requires_grad(true); // on all ranks, so each one throws its own
+        std::string const unfrozen = refusal([&] { sharded.forward(inputs_of(0, 0)); });
+        CAPTURE(unfrozen);
+        CHECK(unfrozen.ends_with(
+            "so it would not be averaged; make the ShardedDataParallel after unfreezing"
+        ));
+    });
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        SmallNet model;
+        joinable::torch::ShardedDataParallel sharded{comm, model, joinable::Adam{}};
+        Tensor const bias = model->first->bias;
+        bias.set_requires_grad(false);
+        std::string const frozen = refusal([&] {
+            sharded.forward(inputs_of(0, 0)).sum().backward();
+            sharded.step();
+        });
+        CAPTURE(frozen);
+        CHECK(frozen.ends_with("make the model anew after freezing parameters"));
+    });
+    joinable::SelfCommunicator alone;
+    SmallNet model;
+    joinable::torch::ShardedDataParallel sharded{alone, model, joinable::Adam{}};
+    model->to(torch::kFloat);
+    model->to(torch::kDouble);
+    CHECK(refusal([&] { sharded.forward(inputs_of(0, 0)); }
+    ).ends_with("make the ShardedDataParallel after that"));
+    model->to(torch::kFloat);
+    CHECK(refusal([&] { sharded.forward(inputs_of(0, 0).to(torch::kFloat)); }
+    ).ends_with("make the ShardedDataParallel after to()"));
 }
 
 } // namespace

@@ -316,7 +316,7 @@ TEST_CASE("without find_unused a parameter that is frozen now is named, with wha
                     is_static
                         ? "parameters that were in the first iteration are frozen now, but with static_graph"
                         : "parameters that were trained when they were listed are frozen now, so not all "
-                          "gradients became ready; turn the option find_unused on, or list them again: by "
+                          "gradients became ready; turn the option find_unused on, if the model has it, or list them again: by "
                           "refresh() of a model that has it, else in a new one (rank"
                 ) != std::string::npos
             );

@@ -300,15 +300,15 @@ TEST_CASE("a parameter that is frozen, or trained, after it was given is refused
         params[1].requires_grad = false;
         CHECK_THROWS_WITH_AS(
             zero.step(),
-            "parameter 1 requires no gradient any more, but did when it was given; call refresh(), or make a new optimizer",
+            "parameter 1 requires no gradient any more, but did when it was given; make a new optimizer, or call refresh()",
             ContractViolation
         );
         params[0].requires_grad = true;
         params[1].requires_grad = true;
         CHECK_THROWS_WITH_AS(
             zero.step(),
-            "parameter 0 requires a gradient now, but did not when it was given, so no rank steps it; call "
-            "refresh(), or make a new optimizer",
+            "parameter 0 requires a gradient now, but did not when it was given, so no rank steps it; make "
+            "a new optimizer, or call refresh()",
             ContractViolation
         );
     });

@@ -53,6 +53,11 @@ void check_distinct(
 /// Complexity: sorts the parameters; compares those whose address ranges overlap.
 void check_parameters(ParameterList const& list, DeviceId device);
 
+/// How a text ends that says to make a participant anew: with its refresh(), if that does it, too.
+[[nodiscard]] constexpr char const* or_refresh(bool has_refresh) noexcept {
+    return has_refresh ? ", or call refresh()" : "";
+}
+
 /// The parameters as they were when a participant listed them. Each training forward compares them with
 /// what they are now. Local.
 class ListedModel {

@@ -414,7 +414,7 @@ private:
             step = [this](std::size_t k, detail::OptimizerShard const& s) {
                 this->step_shard(k, s);
             };
-            begin = [this](Round const& round) { this->begin_step(round); };
+            begin = [this](Round const& round) { this->begin_step(round, this->has_refresh()); };
         }
         auto gradients = std::make_unique<detail::GradientsForOwners>(
             std::move(all), this->groups(), group, rank, detail::device_of(comm), this->arenas()
@@ -436,7 +436,7 @@ private:
         if (steps_in_backward_) {
             this->finish_stepped();
         } else {
-            this->begin_step(round);
+            this->begin_step(round, this->has_refresh());
             this->finish_step();
         }
     }

@@ -472,9 +472,10 @@ protected:
     // The script of a step, the same on active and shadowing ranks. Gradients are reduced between
     // begin_step() and finish_step().
 
-    void begin_step(Round const& round) {
+    /// `has_refresh`: see detail::or_refresh().
+    void begin_step(Round const& round, bool has_refresh) {
         for (std::size_t group = 0; group < groups_.size(); ++group) {
-            detail::check_before_step(groups_[group], rules_[group], can_refresh());
+            detail::check_before_step(groups_[group], rules_[group], has_refresh);
         }
         state_.reset(); // it is of an earlier step
         // In a guard with groups, ranks of a group do not compare them.

@@ -228,7 +228,7 @@ private:
     }
 
     void run(Round const& round) {
-        this->begin_step(round);
+        this->begin_step(round, this->can_refresh());
         if (optimizer_options().reduces_gradients) {
             auto const any = [](double) {}; // ranks' factors of a mean add up to 1
             reduce(averaging_.factor(this->words(), round, any));

@@ -251,8 +251,8 @@ JOINABLE_DEFINITION void Iteration::require_all_ready() const {
                   "refresh() of a model that has it, else in a new one"
             : is_frozen_now
                 ? "parameters that were trained when they were listed are frozen now, so not all gradients became "
-                  "ready; turn the option find_unused on, or list them again: by refresh() of a model "
-                  "that has it, else in a new one"
+                  "ready; turn the option find_unused on, if the model has it, or list them again: by refresh() "
+                  "of a model that has it, else in a new one"
             : graph_
                 ? "parameters are not used, but were in the first iteration: with "
                   "static_graph all iterations use the same parameters; turn it off and find_unused on"

@@ -176,7 +176,7 @@ ListedModel::require_same(std::size_t i, std::string_view participant, bool has_
     ParameterState const& listed = listed_[i];
     std::string const what = describe_parameter(parameters_, i);
     std::string const made{participant};
-    char const* const or_refresh = has_refresh ? ", or call refresh()" : "";
+    char const* const or_refresh = detail::or_refresh(has_refresh);
     if (!listed.requires_grad && parameters_[i].requires_grad()) {
         throw ContractViolation{
             what + " requires a gradient now, but did not when the " + made +

@@ -312,9 +312,9 @@ void check_before_save(std::span<ShardGroup const> groups, Rules const& rules) {
     }
 }
 
-/// Checks that a group and its rule have not changed since they were added. `can_refresh`: the text says so.
+/// Checks that a group and its rule have not changed since they were added. `has_refresh`: see or_refresh().
 template <class Rule>
-void check_before_step(ShardGroup const& group, Rule const& rule, bool can_refresh) {
+void check_before_step(ShardGroup const& group, Rule const& rule, bool has_refresh) {
     check_rule(rule);
     if (group.values) {
         group.values->check();
@@ -334,7 +334,8 @@ void check_before_step(ShardGroup const& group, Rule const& rule, bool can_refre
                 was_frozen
                     ? " requires a gradient now, but did not when it was given, so no rank steps it"
                     : " requires no gradient any more, but did when it was given",
-                can_refresh ? "; call refresh(), or make a new optimizer" : "; make a new optimizer"
+                "; make a new optimizer",
+                or_refresh(has_refresh)
             )};
         }
     }

@@ -3600,7 +3600,7 @@ MUTATIONS = [
         "bucket/reducer.test.cpp", "an iteration whose averages*",
     ),
     Mutation(
-        "gradients-without-memory-are-read", "bucket/impl/cleared.ipp",
+        "gradients-without-memory-are-read", "bucket/impl/without_pass.ipp",
         "check_gradient(parameters, i, gradient);", "",
         "participant/window.test.cpp", "gradients whose memory was freed*",
     ),

@@ -765,31 +765,8 @@ public:
     FileData(File const& file, std::uint64_t first, ControlCommunicator& control) noexcept
         : file_{file}, first_{first}, renewal_{control} {}
 
-    void write(StoredTensor const& tensor, TensorPart const& part) {
-        move(
-            tensor,
-            part,
-            [&](std::byte* data, std::size_t bytes, std::uint64_t at) {
-                file_.write(data, bytes, at);
-                unsynced_ += bytes;
-                if (unsynced_ >= bytes_per_sync) {
-                    file_.sync_data();
-                    unsynced_ = 0;
-                }
-            },
-            true
-        );
-    }
-    void read(StoredTensor const& tensor, TensorPart const& part) {
-        move(
-            tensor,
-            part,
-            [&](std::byte* data, std::size_t bytes, std::uint64_t at) {
-                file_.read(data, bytes, at);
-            },
-            false
-        );
-    }
+    void write(StoredTensor const& tensor, TensorPart const& part) { move(tensor, part, true); }
+    void read(StoredTensor const& tensor, TensorPart const& part) { move(tensor, part, false); }
     /// The hash of `count` elements in row-major order.
     [[nodiscard]] std::uint64_t
     hash(StoredTensor const& tensor, std::size_t first, std::size_t count) {
@@ -813,10 +790,19 @@ private:
         return first_ + tensor.begin + std::uint64_t{i} * size_of(tensor.dtype);
     }
 
-    template <class Transfer>
-    void move(
-        StoredTensor const& tensor, TensorPart const& part, Transfer const& transfer, bool writes
-    ) {
+    void transfer(std::byte* data, std::size_t bytes, std::uint64_t at, bool writes) {
+        if (!writes) {
+            file_.read(data, bytes, at);
+            return;
+        }
+        file_.write(data, bytes, at);
+        unsynced_ += bytes;
+        if (unsynced_ >= bytes_per_sync) {
+            file_.sync_data();
+            unsynced_ = 0;
+        }
+    }
+    void move(StoredTensor const& tensor, TensorPart const& part, bool writes) {
         std::size_t const element = size_of(tensor.dtype);
         if (is_in_order(tensor, part)) {
             std::byte* const data = part.at(part.begin, tensor.dtype);
@@ -825,7 +811,7 @@ private:
             std::size_t const piece = DeadlineRenewal::piece_bytes;
             for (std::size_t done = 0; done < bytes; done += piece) {
                 std::size_t const some = (std::min)(bytes - done, piece);
-                transfer(data + done, some, at + done);
+                transfer(data + done, some, at + done, writes);
                 renewal_.has_passed(some);
             }
             return;
@@ -839,7 +825,7 @@ private:
                 for (std::size_t k = 0; writes && k < places.size(); ++k) {
                     std::memcpy(buffer_.data() + k * element, places[k], element);
                 }
-                transfer(buffer_.data(), places.size() * element, place_of(tensor, first));
+                transfer(buffer_.data(), places.size() * element, place_of(tensor, first), writes);
                 for (std::size_t k = 0; !writes && k < places.size(); ++k) {
                     std::memcpy(places[k], buffer_.data() + k * element, element);
                 }

@@ -8378,7 +8378,140 @@ inline void clear_gradient(AnyParameter const& parameter, Device& device) {
     }
 }
 
+/// Whether the engine has cleared all gradients: each is absent, or its bytes are zero. Reads until the first
+/// byte that is not; copies gradients of a device to the host. Local.
+/// @throws ContractViolation  a gradient has elements, but no memory.
+[[nodiscard]] bool are_cleared(ParameterList const& parameters, Device& device);
+
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/tensor/element_hash.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A sum over elements, so that ranks can add their shares. A change of one element always changes
+/// the sum (splitmix64 is a bijection); swapping two elements almost certainly does.
+template <std::size_t Bytes>
+std::uint64_t hash_elements_of(std::byte const* data, std::uint64_t first, std::size_t count) {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        std::uint64_t x = 0;
+        std::memcpy(&x, data + i * Bytes, Bytes);
+        sum += splitmix(x + (first + i + 1) * splitmix_increment);
+    }
+    return sum;
+}
+/// Of `count` elements side by side, whose row-major numbers in their tensor begin with `first`.
+inline std::uint64_t
+hash_elements(std::byte const* data, std::uint64_t first, std::size_t count, DType dtype) {
+    switch (size_of(dtype)) {
+    case 16: return hash_elements_of<8>(data, 2 * first, 2 * count); // its two reals
+    case 1: return hash_elements_of<1>(data, first, count);
+    case 2: return hash_elements_of<2>(data, first, count);
+    case 4: return hash_elements_of<4>(data, first, count);
+    default: return hash_elements_of<8>(data, first, count);
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/device/elements_on_host.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Shows the host the elements of tensors in row-major order. Copies what is on a device or has gaps. Local.
+class ElementsOnHost {
+public:
+    explicit ElementsOnHost(Device& device) noexcept : device_{device} {}
+
+    /// The bytes of a tensor's elements, as they are after all that the engine has requested so far. Valid until
+    /// the next call, and as long as the tensor's memory. Blocks until a device has come so far.
+    [[nodiscard]] std::span<std::byte const> read(AnyView const& tensor);
+    /// The same elements as one number: see hash_elements().
+    [[nodiscard]] std::uint64_t hash(AnyView const& tensor) {
+        return hash_elements(read(tensor).data(), 0, tensor.numel(), tensor.dtype());
+    }
+
+private:
+    Device& device_;
+    std::vector<Arena> dense_; ///< of each device, by its position
+    Arena on_host_;            ///< if those are not
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/device/impl/elements_on_host.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::span<std::byte const> ElementsOnHost::read(AnyView const& tensor) {
+    std::size_t const bytes = tensor.numel() * size_of(tensor.dtype());
+    auto const* data = static_cast<std::byte const*>(tensor.data());
+    std::size_t const position = device_.position(tensor.device());
+    Device& device = device_.at(position);
+    if (bytes != 0 && !tensor.is_contiguous()) {
+        dense_.resize((std::max)(dense_.size(), position + 1));
+        Arena& dense = dense_[position];
+        if (dense.bytes() < bytes) {
+            dense = device.allocate(bytes, Arena::default_alignment);
+        }
+        Shape const& extents = tensor.extents();
+        device.copy(
+            tensor,
+            {dense.data(), tensor.dtype(), extents, row_major_strides(extents), tensor.device()}
+        );
+        data = dense.data();
+    }
+    device.submit();
+    if (bytes == 0 || is_on_host(device_)) {
+        return {data, bytes};
+    }
+    if (on_host_.bytes() < bytes) {
+        on_host_ = device.allocate_staging(bytes);
+    }
+    device.download(data, on_host_.data(), bytes);
+    return {on_host_.data(), bytes};
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/bucket/impl/without_pass.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <cstddef>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION bool are_cleared(ParameterList const& parameters, Device& device) {
+    ElementsOnHost elements{device};
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        AnyView const gradient =
+            parameters[i].requires_grad() ? elements_of_gradient(parameters[i]) : AnyView{};
+        if (!gradient) {
+            continue;
+        }
+        check_gradient(parameters, i, gradient);
+        auto const bytes = elements.read(gradient);
+        if (!std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) {
+                return byte == std::byte{};
+            })) {
+            return false;
+        }
+    }
+    return true;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/bucket/gradients.hpp
 
@@ -15463,7 +15596,6 @@ private:
 
 #if JOINABLE_HAS_DEFINITIONS
 
-#include <algorithm>
 #include <exception>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -16434,102 +16566,6 @@ struct Averaging {
 } // namespace detail
 }} // namespace joinable::v0
 
-// ---- joinable/tensor/element_hash.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A sum over elements, so that ranks can add their shares. A change of one element always changes
-/// the sum (splitmix64 is a bijection); swapping two elements almost certainly does.
-template <std::size_t Bytes>
-std::uint64_t hash_elements_of(std::byte const* data, std::uint64_t first, std::size_t count) {
-    std::uint64_t sum = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-        std::uint64_t x = 0;
-        std::memcpy(&x, data + i * Bytes, Bytes);
-        sum += splitmix(x + (first + i + 1) * splitmix_increment);
-    }
-    return sum;
-}
-/// Of `count` elements side by side, whose row-major numbers in their tensor begin with `first`.
-inline std::uint64_t
-hash_elements(std::byte const* data, std::uint64_t first, std::size_t count, DType dtype) {
-    switch (size_of(dtype)) {
-    case 16: return hash_elements_of<8>(data, 2 * first, 2 * count); // its two reals
-    case 1: return hash_elements_of<1>(data, first, count);
-    case 2: return hash_elements_of<2>(data, first, count);
-    case 4: return hash_elements_of<4>(data, first, count);
-    default: return hash_elements_of<8>(data, first, count);
-    }
-}
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/device/elements_on_host.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Shows the host the elements of tensors in row-major order. Copies what is on a device or has gaps. Local.
-class ElementsOnHost {
-public:
-    explicit ElementsOnHost(Device& device) noexcept : device_{device} {}
-
-    /// The bytes of a tensor's elements, as they are after all that the engine has requested so far. Valid until
-    /// the next call, and as long as the tensor's memory. Blocks until a device has come so far.
-    [[nodiscard]] std::span<std::byte const> read(AnyView const& tensor);
-    /// The same elements as one number: see hash_elements().
-    [[nodiscard]] std::uint64_t hash(AnyView const& tensor) {
-        return hash_elements(read(tensor).data(), 0, tensor.numel(), tensor.dtype());
-    }
-
-private:
-    Device& device_;
-    std::vector<Arena> dense_; ///< of each device, by its position
-    Arena on_host_;            ///< if those are not
-};
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/device/impl/elements_on_host.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <algorithm>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION std::span<std::byte const> ElementsOnHost::read(AnyView const& tensor) {
-    std::size_t const bytes = tensor.numel() * size_of(tensor.dtype());
-    auto const* data = static_cast<std::byte const*>(tensor.data());
-    std::size_t const position = device_.position(tensor.device());
-    Device& device = device_.at(position);
-    if (bytes != 0 && !tensor.is_contiguous()) {
-        dense_.resize((std::max)(dense_.size(), position + 1));
-        Arena& dense = dense_[position];
-        if (dense.bytes() < bytes) {
-            dense = device.allocate(bytes, Arena::default_alignment);
-        }
-        Shape const& extents = tensor.extents();
-        device.copy(
-            tensor,
-            {dense.data(), tensor.dtype(), extents, row_major_strides(extents), tensor.device()}
-        );
-        data = dense.data();
-    }
-    device.submit();
-    if (bytes == 0 || is_on_host(device_)) {
-        return {data, bytes};
-    }
-    if (on_host_.bytes() < bytes) {
-        on_host_ = device.allocate_staging(bytes);
-    }
-    device.download(data, on_host_.data(), bytes);
-    return {on_host_.data(), bytes};
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
 // ---- joinable/participant/detail/model_checks.hpp
 
 /// @file
@@ -16928,49 +16964,6 @@ JOINABLE_DEFINITION void ReplicaCheck::compare(ControlCommunicator& control, Ran
     reason.message +=
         "; start all ranks from the same values (sync_at_start), and change them on all ranks alike";
     throw_failure(reason);
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/bucket/cleared.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Whether the engine has cleared all gradients: each is absent, or its bytes are zero. Reads until the first
-/// byte that is not; copies gradients of a device to the host. Local.
-/// @throws ContractViolation  a gradient has elements, but no memory.
-[[nodiscard]] bool are_cleared(ParameterList const& parameters, Device& device);
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/bucket/impl/cleared.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <algorithm>
-#include <cstddef>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION bool are_cleared(ParameterList const& parameters, Device& device) {
-    ElementsOnHost elements{device};
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-        AnyView const gradient =
-            parameters[i].requires_grad() ? elements_of_gradient(parameters[i]) : AnyView{};
-        if (!gradient) {
-            continue;
-        }
-        check_gradient(parameters, i, gradient);
-        auto const bytes = elements.read(gradient);
-        if (!std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) {
-                return byte == std::byte{};
-            })) {
-            return false;
-        }
-    }
-    return true;
 }
 
 }}} // namespace joinable::v0::detail

@@ -2320,9 +2320,8 @@ public:
     /// Lists the rows that this rank is about to step.
     /// @throws ContractViolation  they do not fit the parameter, do not ascend or are there twice. Nothing was changed.
     void list_rows(ParameterList const& parameters, SteppedGradients& stepped) const;
-    /// Copies the listed rows out of the value, or into it.
-    void pack_rows(ParameterList const& parameters, SteppedRows& rows) const;
-    void unpack_rows(ParameterList const& parameters, SteppedRows const& rows) const;
+    /// Copies the listed rows out of the value if it `packs` them, or into it.
+    void copy_rows(ParameterList const& parameters, SteppedRows& rows, bool packs) const;
     /// The bytes of a row.
     [[nodiscard]] std::size_t row_bytes(ParameterList const& parameters) const;
 
@@ -2660,24 +2659,14 @@ JOINABLE_DEFINITION void OptimizerShard::step_rows(
 }
 
 JOINABLE_DEFINITION void
-OptimizerShard::pack_rows(ParameterList const& parameters, SteppedRows& rows) const {
+OptimizerShard::copy_rows(ParameterList const& parameters, SteppedRows& rows, bool packs) const {
     AnyView const value = parameters[bucket_.pieces.front().parameter].value();
-    auto const* const from = static_cast<std::byte const*>(value.data());
+    auto* const whole = static_cast<std::byte*>(value.data());
     std::size_t const bytes = row_bytes(parameters);
     for (std::size_t k = 0; k < rows.indices.size(); ++k) {
-        auto const row = static_cast<std::size_t>(rows.indices[k]);
-        copy_bytes(rows.values.data() + k * bytes, from + row * bytes, bytes);
-    }
-}
-
-JOINABLE_DEFINITION void
-OptimizerShard::unpack_rows(ParameterList const& parameters, SteppedRows const& rows) const {
-    AnyView const value = parameters[bucket_.pieces.front().parameter].value();
-    auto* const to = static_cast<std::byte*>(value.data());
-    std::size_t const bytes = row_bytes(parameters);
-    for (std::size_t k = 0; k < rows.indices.size(); ++k) {
-        auto const row = static_cast<std::size_t>(rows.indices[k]);
-        copy_bytes(to + row * bytes, rows.values.data() + k * bytes, bytes);
+        std::byte* const place = whole + static_cast<std::size_t>(rows.indices[k]) * bytes;
+        std::byte* const packed = rows.values.data() + k * bytes;
+        copy_bytes(packs ? packed : place, packs ? place : packed, bytes);
     }
 }
 
@@ -4382,7 +4371,7 @@ public:
                 lone_->wait();
                 row_values_->wait();
                 if (shard_.own().empty()) {
-                    shard_.unpack_rows(parameters_, *rows_);
+                    shard_.copy_rows(parameters_, *rows_, false);
                 }
             }
         } else if (lone_) {
@@ -4405,7 +4394,7 @@ private:
         int const owner = shard_.bucket().pieces.front().owner;
         rows_->values.resize(bytes);
         if (!shard_.own().empty()) {
-            shard_.pack_rows(parameters_, *rows_);
+            shard_.copy_rows(parameters_, *rows_, true);
         }
         Buffer const indices{rows_->indices.data(), count, DType::i64};
         Buffer const values{rows_->values.data(), bytes / shard_.element(), shard_.bucket().dtype};

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <joinable/bucket/options.hpp>
+#include <joinable/config.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/tensor/parameters.hpp>
 
@@ -59,4 +60,13 @@ inline void clear_gradient(AnyParameter const& parameter, Device& device) {
     }
 }
 
+/// Whether the engine has cleared all gradients: each is absent, or its bytes are zero. Reads until the first
+/// byte that is not; copies gradients of a device to the host. Local.
+/// @throws ContractViolation  a gradient has elements, but no memory.
+[[nodiscard]] bool are_cleared(ParameterList const& parameters, Device& device);
+
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/bucket/impl/without_pass.ipp>
+#endif

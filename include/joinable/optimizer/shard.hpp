@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -213,9 +212,8 @@ public:
     /// Lists the rows that this rank is about to step.
     /// @throws ContractViolation  they do not fit the parameter, do not ascend or are there twice. Nothing was changed.
     void list_rows(ParameterList const& parameters, SteppedGradients& stepped) const;
-    /// Copies the listed rows out of the value, or into it.
-    void pack_rows(ParameterList const& parameters, SteppedRows& rows) const;
-    void unpack_rows(ParameterList const& parameters, SteppedRows const& rows) const;
+    /// Copies the listed rows out of the value if it `packs` them, or into it.
+    void copy_rows(ParameterList const& parameters, SteppedRows& rows, bool packs) const;
     /// The bytes of a row.
     [[nodiscard]] std::size_t row_bytes(ParameterList const& parameters) const;
 

@@ -16,9 +16,9 @@
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/bucket/bucket_reduction.hpp>
-#include <joinable/bucket/cleared.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/timeline.hpp>
+#include <joinable/bucket/without_pass.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/control.hpp>
 #include <joinable/communicator/device_of.hpp>

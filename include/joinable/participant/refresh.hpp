@@ -8,7 +8,7 @@
 #include <utility>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/bucket/cleared.hpp>
+#include <joinable/bucket/without_pass.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>

@@ -218,24 +218,14 @@ JOINABLE_DEFINITION void OptimizerShard::step_rows(
 }
 
 JOINABLE_DEFINITION void
-OptimizerShard::pack_rows(ParameterList const& parameters, SteppedRows& rows) const {
+OptimizerShard::copy_rows(ParameterList const& parameters, SteppedRows& rows, bool packs) const {
     AnyView const value = parameters[bucket_.pieces.front().parameter].value();
-    auto const* const from = static_cast<std::byte const*>(value.data());
+    auto* const whole = static_cast<std::byte*>(value.data());
     std::size_t const bytes = row_bytes(parameters);
     for (std::size_t k = 0; k < rows.indices.size(); ++k) {
-        auto const row = static_cast<std::size_t>(rows.indices[k]);
-        copy_bytes(rows.values.data() + k * bytes, from + row * bytes, bytes);
-    }
-}
-
-JOINABLE_DEFINITION void
-OptimizerShard::unpack_rows(ParameterList const& parameters, SteppedRows const& rows) const {
-    AnyView const value = parameters[bucket_.pieces.front().parameter].value();
-    auto* const to = static_cast<std::byte*>(value.data());
-    std::size_t const bytes = row_bytes(parameters);
-    for (std::size_t k = 0; k < rows.indices.size(); ++k) {
-        auto const row = static_cast<std::size_t>(rows.indices[k]);
-        copy_bytes(to + row * bytes, rows.values.data() + k * bytes, bytes);
+        std::byte* const place = whole + static_cast<std::size_t>(rows.indices[k]) * bytes;
+        std::byte* const packed = rows.values.data() + k * bytes;
+        copy_bytes(packs ? packed : place, packs ? place : packed, bytes);
     }
 }
 

@@ -20,8 +20,8 @@
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
-#include <joinable/bucket/cleared.hpp>
 #include <joinable/bucket/memory.hpp>
+#include <joinable/bucket/without_pass.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/control.hpp>
 #include <joinable/communicator/device_of.hpp>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <string_view>
@@ -9,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/bucket/cleared.hpp>
 #include <joinable/bucket/without_pass.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>

@@ -3,7 +3,6 @@
 
 #include <joinable/join/detail/guard.hpp>
 
-#include <algorithm>
 #include <exception>
 
 #include <joinable/agreement/agreement_list.hpp>

@@ -147,7 +147,7 @@ public:
                 lone_->wait();
                 row_values_->wait();
                 if (shard_.own().empty()) {
-                    shard_.unpack_rows(parameters_, *rows_);
+                    shard_.copy_rows(parameters_, *rows_, false);
                 }
             }
         } else if (lone_) {
@@ -170,7 +170,7 @@ private:
         int const owner = shard_.bucket().pieces.front().owner;
         rows_->values.resize(bytes);
         if (!shard_.own().empty()) {
-            shard_.pack_rows(parameters_, *rows_);
+            shard_.copy_rows(parameters_, *rows_, true);
         }
         Buffer const indices{rows_->indices.data(), count, DType::i64};
         Buffer const values{rows_->values.data(), bytes / shard_.element(), shard_.bucket().dtype};

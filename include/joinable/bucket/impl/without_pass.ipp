@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <joinable/bucket/cleared.hpp>
+#include <joinable/bucket/without_pass.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -148,6 +148,28 @@ struct ThrowsInBackward : torch::autograd::Function<ThrowsInBackward> {
     }
 };
 
+/// Runs a layer again in the backward pass, in a backward pass of its own.
+struct RunsBlockAgain : torch::autograd::Function<RunsBlockAgain> {
+    using Run = std::function<at::Tensor(at::Tensor const&)>;
+    static at::Tensor
+    forward(torch::autograd::AutogradContext* context, at::Tensor const& inputs, Run const* run) {
+        context->saved_data["run"] = reinterpret_cast<std::int64_t>(run);
+        context->save_for_backward({inputs});
+        at::AutoGradMode const off{false};
+        return (*run)(inputs);
+    }
+    static torch::autograd::variable_list backward(
+        torch::autograd::AutogradContext* context, torch::autograd::variable_list const& gradients
+    ) {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): as forward() saved it
+        auto const* const run = reinterpret_cast<Run const*>(context->saved_data["run"].toInt());
+        at::Tensor const inputs = context->get_saved_variables()[0].detach().requires_grad_(true);
+        at::AutoGradMode const on{true};
+        (*run)(inputs).backward(gradients[0]);
+        return {inputs.grad(), at::Tensor{}};
+    }
+};
+
 /// SGD that fails in its second step on one rank.
 struct FailingSgd : torch::optim::SGD {
     FailingSgd(std::vector<at::Tensor> mine, bool fails)

@@ -371,30 +371,8 @@ TEST_CASE("layers that a pass or a loss of libtorch does not use are stepped by 
     );
 }
 
-/// Runs a layer again in the backward pass, in a backward pass of its own.
-struct RunsAgainInParts : torch::autograd::Function<RunsAgainInParts> {
-    using Run = std::function<Tensor(Tensor const&)>;
-    static Tensor
-    forward(torch::autograd::AutogradContext* context, Tensor const& inputs, Run const* run) {
-        context->saved_data["run"] = reinterpret_cast<std::int64_t>(run);
-        context->save_for_backward({inputs});
-        at::AutoGradMode const off{false};
-        return (*run)(inputs);
-    }
-    static torch::autograd::variable_list backward(
-        torch::autograd::AutogradContext* context, torch::autograd::variable_list const& gradients
-    ) {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): as forward() saved it
-        auto const* const run = reinterpret_cast<Run const*>(context->saved_data["run"].toInt());
-        Tensor const inputs = context->get_saved_variables()[0].detach().requires_grad_(true);
-        at::AutoGradMode const on{true};
-        (*run)(inputs).backward(gradients[0]);
-        return {inputs.grad(), Tensor{}};
-    }
-};
-
 TEST_CASE("a checkpointed block of libtorch has its values where it runs again") {
-    std::vector<std::unique_ptr<RunsAgainInParts::Run>> runs;
+    std::vector<std::unique_ptr<RunsBlockAgain::Run>> runs;
     std::mutex mutex;
     check_deep(
         [&](auto const& use, torch::nn::Sequential& net, Tensor x) {
@@ -402,12 +380,10 @@ TEST_CASE("a checkpointed block of libtorch has its values where it runs again")
             for (std::size_t k = 0; k < depth; ++k) {
                 auto const held = use(net->ptr(k));
                 auto run =
-                    std::make_unique<RunsAgainInParts::Run>([net, k](Tensor const& inputs) mutable {
+                    std::make_unique<RunsBlockAgain::Run>([net, k](Tensor const& inputs) mutable {
                         return torch::tanh(net->at<torch::nn::LinearImpl>(k).forward(inputs));
                     });
-                x = RunsAgainInParts::apply(
-                    x, static_cast<RunsAgainInParts::Run const*>(run.get())
-                );
+                x = RunsBlockAgain::apply(x, static_cast<RunsBlockAgain::Run const*>(run.get()));
                 std::lock_guard const lock{mutex};
                 runs.push_back(std::move(run));
             }

@@ -703,6 +703,11 @@ MUTATIONS = [
         "interop/torch_values.test.cpp", "values of a libtorch module that ranks keep in parts*",
     ),
     Mutation(
+        "buffers-of-types-without-a-name-are-refused", "interop/torch.hpp",
+        "            case 4: return DType::u32;\n", "",
+        "interop/torch.test.cpp", "buffers and frozen parameters of any type*",
+    ),
+    Mutation(
         "released-values-of-modules-are-read", "interop/torch_sharded.hpp",
         "library.fallback(::torch::CppFunction::makeFromBoxedFunction<&refuse>());",
         "library.fallback(::torch::CppFunction::makeFallthrough());",

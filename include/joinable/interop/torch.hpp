@@ -25,6 +25,7 @@
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
+#include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -52,9 +53,11 @@
 #include <joinable/participant/refresh.hpp>
 #include <joinable/participant/step.hpp>
 #include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/sparse_rows.hpp>
 #include <joinable/tensor/tensor_list.hpp>
+#include <joinable/tensor/traits.hpp>
 
 /// @file
 /// Data-parallel training for libtorch's C++. Opt-in; needs libtorch 1.13 or later. Include
@@ -125,9 +128,43 @@ struct NamedTorchTensor {
     at::Tensor indices = {}, values = {};   ///< of the rows that were read last
 };
 
+/// A buffer of a module. It is only copied.
+struct TorchBuffer {
+    at::Tensor tensor; ///< shares the module's memory
+};
+
 }}} // namespace joinable::v0::detail
 
 namespace joinable { inline namespace v0 {
+
+template <>
+struct tensor_traits<detail::TorchBuffer> {
+    using Tensor = tensor_traits<at::Tensor>;
+
+    /// Elements that have no DType, such as floats of 8 bits, travel as integers of their size.
+    static DType dtype(detail::TorchBuffer const& buffer) {
+        c10::ScalarType const type = detail::strided(buffer.tensor).scalar_type();
+        if (!detail::find_dtype_of_torch(type) && !c10::isQIntType(type)) {
+            switch (buffer.tensor.element_size()) {
+            case 1: return DType::u8;
+            case 2: return DType::u16;
+            case 4: return DType::u32;
+            default: break;
+            }
+        }
+        return detail::dtype_of_torch(type);
+    }
+    static void* data(detail::TorchBuffer const& buffer) { return Tensor::data(buffer.tensor); }
+    static auto extents(detail::TorchBuffer const& buffer) {
+        return Tensor::extents(buffer.tensor);
+    }
+    static auto strides(detail::TorchBuffer const& buffer) {
+        return Tensor::strides(buffer.tensor);
+    }
+    static DeviceId device(detail::TorchBuffer const& buffer) {
+        return Tensor::device(buffer.tensor);
+    }
+};
 
 template <>
 struct parameter_traits<detail::NamedTorchTensor> {
@@ -631,9 +668,9 @@ void check_names(Module& module, DataParallelOptions const& options) {
 
 template <class Module>
 BufferList buffers_of(Module& module, std::vector<std::string> const& ignore = {}) {
-    std::vector<at::Tensor> tensors;
+    std::vector<TorchBuffer> tensors;
     for (NamedTorchTensor const& buffer : distinct_tensors(module.named_buffers(), ignore)) {
-        tensors.push_back(buffer.tensor);
+        tensors.push_back({buffer.tensor});
     }
     return joinable::buffers(std::move(tensors));
 }
@@ -1039,7 +1076,8 @@ BufferList buffers(Module&& module) {
 /// | parameters that the outputs do not use | with DataParallelOptions::find_unused, read off their graph      |
 /// | gradient penalties, autograd::grad()   | nothing is averaged until a backward pass adds to gradients      |
 /// | backward() with create_graph           | refused by name: an average has no graph                         |
-/// | buffers, frozen parameters             | take rank 0's, of any type that torch_tensor.hpp lists           |
+/// | buffers, frozen parameters             | take rank 0's: buffers of any type but quantised ones, frozen    |
+/// |                                        | parameters of those that torch_tensor.hpp lists                  |
 /// | Embedding, EmbeddingBag, sparse(true)  | send the rows that they have; p.grad() is then the average of    |
 /// |                                        | them, coalesced, in memory of its own; not on CUDA. Others whose |
 /// |                                        | gradients are sparse are named in DataParallelOptions::sparse    |

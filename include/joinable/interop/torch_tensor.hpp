@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -67,7 +68,8 @@ template <class T>
         return false;
     }
 }
-[[nodiscard]] inline DType dtype_of_torch(c10::ScalarType type) {
+/// None for a type that this adapter does not take.
+[[nodiscard]] inline std::optional<DType> find_dtype_of_torch(c10::ScalarType type) {
     switch (type) {
     case c10::ScalarType::Float: return DType::f32;
     case c10::ScalarType::Double: return DType::f64;
@@ -91,12 +93,18 @@ template <class T>
         if (is_torch_type<std::uint64_t>(type)) {
             return DType::u64;
         }
-        throw ContractViolation{concat(
-            "a torch::Tensor has elements of type ",
-            c10::toString(type),
-            ", which this adapter does not take; convert it with to(torch::kFloat) or the like"
-        )};
+        return std::nullopt;
     }
+}
+[[nodiscard]] inline DType dtype_of_torch(c10::ScalarType type) {
+    if (auto const dtype = find_dtype_of_torch(type)) {
+        return *dtype;
+    }
+    throw ContractViolation{concat(
+        "a torch::Tensor has elements of type ",
+        c10::toString(type),
+        ", which this adapter does not take; convert it with to(torch::kFloat) or the like"
+    )};
 }
 
 /// A tensor over memory that ends elsewhere.

@@ -737,6 +737,48 @@ TEST_CASE("a layer that runs again within the backward pass is averaged like the
     }
 }
 
+TEST_CASE("with static_graph a layer may run again twice; without, a sentence says so") {
+    auto const outputs_of = [](Net& net, Batch const& batch, bool runs_again) {
+        auto const second = [&](Tensor const& inputs) {
+            return runs_again ? RunsAgain::apply(inputs, &net->second)
+                              : net->second->forward(inputs);
+        };
+        Tensor const hidden = torch::tanh(net->first->forward(batch.inputs));
+        return second(hidden) + second(2 * hidden) + net->branch->forward(batch.inputs);
+    };
+    for (bool const is_static : {true, false}) {
+        run_ranks({1, 2, 3}, [&](ThreadCommunicator& all) {
+            ThreadCommunicator comm = all.split(0, all.rank());
+            Net model, alone;
+            Tensor expected;
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                Batch const batch{{rank}};
+                Tensor const loss = loss_of(outputs_of(alone, batch, false), batch) / comm.size();
+                Tensor const own = torch::autograd::grad({loss}, {alone->second->weight})[0];
+                expected = expected.defined() ? expected + own : own;
+            }
+            joinable::torch::DistributedDataParallel ddp{comm, model, {.static_graph = is_static}};
+            Batch const batch{{comm.rank()}};
+            std::string text;
+            try {
+                for (int round = 0; round < 3; ++round) {
+                    model->zero_grad();
+                    loss_of(ddp.forward([&] { return outputs_of(model, batch, true); }), batch)
+                        .backward();
+                    CHECK(torch::allclose(model->second->weight.grad(), expected));
+                }
+            } catch (std::exception const& error) {
+                text = error.what();
+            }
+            CHECK(text.empty() == is_static);
+            CHECK(
+                (is_static ||
+                 text.find("or turn static_graph on, which counts its uses") != std::string::npos)
+            );
+        });
+    }
+}
+
 TEST_CASE("a torch tensor has no gradient in memory of a model that has ended") {
     run_ranks({1, 2}, [](ThreadCommunicator& comm) {
         torch::nn::Linear layer{3, 1};
@@ -891,6 +933,27 @@ TEST_CASE("buffers and frozen parameters of any type take rank 0's elements") {
             CHECK(torch::equal(buffers["gaps" + name], expected.t()));
             CHECK(torch::equal(parameters["frozen" + name], expected));
         }
+    });
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) { // a type that joinable has no name for
+        torch::nn::Linear model{2, 1};
+        Tensor table = torch::full({2, 3}, 7 + comm.rank(), torch::kInt).view(torch::kComplexHalf);
+        model->register_buffer("table", table.t());
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        CHECK(torch::equal(table.view(torch::kInt), torch::full({2, 3}, 7, torch::kInt)));
+        table.view(torch::kInt).fill_(1 << (20 + comm.rank()));
+        ddp.forward(torch::ones({1, 2})).sum().backward();
+        CHECK(torch::equal(table.view(torch::kInt), torch::full({2, 3}, 1 << 20, torch::kInt)));
+        torch::nn::Linear other{2, 1};
+        other->register_buffer(
+            "table", torch::quantize_per_tensor(torch::ones({2}), 0.1, 0, torch::kQInt8)
+        );
+        std::string text;
+        try {
+            joinable::torch::DistributedDataParallel{comm, other};
+        } catch (std::exception const& error) {
+            text = error.what();
+        }
+        CHECK(text.find("QInt8") != std::string::npos);
     });
 }
 

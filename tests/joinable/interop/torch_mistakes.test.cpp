@@ -147,11 +147,11 @@ Mistake const mistakes[] = {
          joinable::torch::DistributedDataParallel ddp{comm, model};
      },
      2},
-    {"a tensor of 8-bit or half complex numbers",
+    {"a parameter of 8-bit or half complex numbers",
      "a torch::Tensor has elements of type ComplexHalf",
      [](ThreadCommunicator& comm) {
          auto model = two_layers();
-         model->register_buffer("table", torch::empty({2}, torch::kComplexHalf));
+         model->register_parameter("table", torch::empty({2}, torch::kComplexHalf), false);
          joinable::torch::DistributedDataParallel ddp{comm, model};
      }},
     {"backward twice",

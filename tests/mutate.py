@@ -708,6 +708,11 @@ MUTATIONS = [
         "interop/torch.test.cpp", "buffers and frozen parameters of any type*",
     ),
     Mutation(
+        "a-step-of-lbfgs-compiles", "interop/torch.hpp",
+        "        !is_of_one_direction,\n", "        true,\n",
+        "../fail/torch_step_of_one_direction.cpp",
+    ),
+    Mutation(
         "released-values-of-modules-are-read", "interop/torch_sharded.hpp",
         "library.fallback(::torch::CppFunction::makeFromBoxedFunction<&refuse>());",
         "library.fallback(::torch::CppFunction::makeFallthrough());",

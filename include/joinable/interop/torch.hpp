@@ -36,6 +36,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/optim/lbfgs.h>
 
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket.hpp>
@@ -1036,8 +1037,14 @@ private:
 
 template <class Optimizer>
 struct StepOptimizer {
+    static constexpr bool is_of_one_direction = std::derived_from<Optimizer, ::torch::optim::LBFGS>;
     static_assert(
-        requires(Optimizer& optimizer) { optimizer.step(); },
+        !is_of_one_direction,
+        "Step: LBFGS runs its closure as often as its own rank's losses ask for, so ranks would run different numbers of "
+        "rounds; take SGD, Adam, AdamW, RMSprop or Adagrad"
+    );
+    static_assert(
+        is_of_one_direction || requires(Optimizer& optimizer) { optimizer.step(); },
         "Step: after the communicator comes an optimizer of libtorch, as in Step step{comm, optimizer}"
     );
     Optimizer* optimizer;

@@ -55,7 +55,7 @@ ROOMS = {
     "communicator/hierarchical": "base tensor device communicator communicator/any",
     "communicator/tcp": "base reduction communicator",
     "communicator/mpi": "base tensor reduction device communicator",
-    "communicator/gloo": "base tensor reduction communicator communicator/tcp",
+    "communicator/gloo": "base tensor reduction device communicator communicator/tcp",
     "communicator/nccl": f"base tensor device device/cuda communicator {MEMORY}",
     "agreement": "base communicator",
     "optimizer": "base tensor reduction device",

@@ -7,7 +7,6 @@
 
 #include <joinable/communicator/nccl/collectives.hpp>
 #include <joinable/communicator/nccl/communicator.hpp>
-#include <joinable/communicator/nccl/group.hpp>
 #include <joinable/communicator/nccl/options.hpp>
 #include <joinable/communicator/nccl/ref.hpp>
 #include <joinable/communicator/nccl/staged.hpp>

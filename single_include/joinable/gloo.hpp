@@ -1004,33 +1004,45 @@ template <Work W>
 
 #endif
 
-// ---- joinable/communicator/gloo/detail/collectives.hpp
+// ---- joinable/device/scratch.hpp
+
+#ifndef JOINABLE_DEVICE_SCRATCH_HPP_PART_1
+#define JOINABLE_DEVICE_SCRATCH_HPP_PART_1
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory for what a rank receives and combines. It is kept, because new pages cost more than what
-/// arrives in them.
-class GlooScratch {
+/// Memory of a device for a while, such as for a tensor whose elements have to be rearranged. It grows
+/// on demand.
+class Scratch {
 public:
-    /// At least so many bytes, until the next call with this index.
-    [[nodiscard]] std::byte* take(std::size_t index, std::size_t bytes) {
-        Block& block = blocks_[index];
-        if (block.bytes < bytes) {
-            block.memory.reset(); // not both at a time
-            block.bytes = 0;
-            block.memory.reset(new std::byte[bytes]);
-            block.bytes = bytes;
+    explicit Scratch(Device& device) noexcept : device_{device} {}
+
+    [[nodiscard]] std::byte* data(std::size_t bytes) {
+        if (arena_.bytes() < bytes) {
+            if (is_on_host(device_)) {
+                arena_ = Arena{};
+            } else { // freeing it would wait for the device
+                bytes = (std::max)(bytes, 2 * arena_.bytes());
+                former_.push_back(std::move(arena_));
+            }
+            arena_ = device_.allocate(bytes, Arena::default_alignment);
         }
-        return block.memory.get();
+        return arena_.data();
     }
 
 private:
-    struct Block {
-        std::unique_ptr<std::byte[]> memory;
-        std::size_t bytes = 0;
-    };
-    std::array<Block, 2> blocks_;
+    Device& device_;
+    Arena arena_;
+    std::vector<Arena> former_;
 };
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/gloo/detail/collectives.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Runs one collective of one rank from its beginning to its end, which blocks. Its messages are
 /// Gloo's. Each rank combines one part of all inputs by the library's own arithmetic, in rank
@@ -1043,10 +1055,11 @@ public:
     /// So many bytes of each rank's part are combined while the next ones arrive.
     static constexpr std::size_t piece_bytes = 1024 * 1024;
 
+    /// Memory for what a rank receives and combines. It is kept, because new pages cost more than what arrives in them.
+    using Kept = std::array<Scratch, 2>;
+
     /// `request` must outlive this object. `number` is the collective's, the same on all ranks.
-    GlooCollective(
-        GlooLane& lane, GlooScratch& scratch, Request const& request, std::uint64_t number
-    )
+    GlooCollective(GlooLane& lane, Kept& scratch, Request const& request, std::uint64_t number)
         : lane_{lane}, scratch_{scratch}, request_{request}, signature_{request.signature},
           number_{number}, rank_{lane.mesh().rank()}, size_{lane.mesh().size()},
           element_{size_of(signature_.dtype)}, in_{static_cast<std::byte const*>(request.in.data)},
@@ -1253,7 +1266,7 @@ private:
     void reduce_in_one_step() {
         send_factors();
         std::size_t const bytes = signature_.count * element_;
-        std::byte* const others = scratch_.take(0, has_result(rank_) ? as_index(size_) * bytes : 0);
+        std::byte* const others = scratch_[0].data(has_result(rank_) ? as_index(size_) * bytes : 0);
         GlooTransfers transfers{lane_, name_of(0)};
         for_others([&](int other) {
             if (has_result(rank_)) {
@@ -1297,7 +1310,7 @@ private:
         std::array<Piece, 2> two;
         auto const start = [&](std::size_t number) {
             Piece& piece = two[number % 2];
-            piece.memory = scratch_.take(number % 2, as_index(size_) * stride);
+            piece.memory = scratch_[number % 2].data(as_index(size_) * stride);
             std::size_t const bytes = piece_of(own, number).count * element_;
             piece.inputs.emplace(lane_, name_of(2 * number));
             for_others([&](int other) {
@@ -1371,7 +1384,7 @@ private:
     }
 
     GlooLane& lane_;
-    GlooScratch& scratch_;
+    Kept& scratch_;
     Request const& request_;
     Descriptor const& signature_;
     std::uint64_t number_;
@@ -2159,7 +2172,7 @@ private:
     std::optional<GlooMesh> mesh_;
     std::optional<GlooLane> lane_;
     std::optional<GlooMessages> messages_;
-    GlooScratch scratch_;                         ///< of the thread
+    GlooCollective::Kept scratch_{Scratch{the_host()}, Scratch{the_host()}}; ///< of the thread
     std::deque<std::unique_ptr<Operation>> open_; ///< in the order of posts
     std::uint64_t posted_ = 0;
     std::uint64_t splits_ = 0;

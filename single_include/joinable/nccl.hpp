@@ -2311,9 +2311,13 @@ inline void share_arrivals(NcclRank& rank) {
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/nccl/group.hpp
+// ---- joinable/communicator/nccl/collectives.hpp
 
 namespace joinable { inline namespace v0 {
+
+namespace detail {
+class NcclGraph;
+} // namespace detail
 
 /// Collects the calls on its communicator while it lives, and then launches them as one. Made by
 /// group() of the communicator. Their work cannot be waited for before that. While the group is
@@ -2358,16 +2362,6 @@ private:
     detail::NcclLaunch& launch_;
     detail::Unwinding unwinding_;
 };
-
-}} // namespace joinable::v0
-
-// ---- joinable/communicator/nccl/collectives.hpp
-
-namespace joinable { inline namespace v0 {
-
-namespace detail {
-class NcclGraph;
-} // namespace detail
 
 /// The members that NcclCommunicator and NcclCommunicatorRef have in common.
 ///

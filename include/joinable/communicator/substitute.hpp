@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
@@ -24,6 +23,19 @@
 #include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// As many elements of a buffer, from `begin` on.
+[[nodiscard]] inline Buffer within(Buffer whole, std::size_t begin, std::size_t count) noexcept {
+    std::size_t const bytes = begin * size_of(whole.dtype);
+    return {static_cast<std::byte*>(whole.data) + bytes, count, whole.dtype};
+}
+/// For a collective that only reads it here.
+[[nodiscard]] inline Buffer readable(ConstBuffer in) noexcept {
+    return {const_cast<void*>(in.data), in.count, in.dtype};
+}
+[[nodiscard]] constexpr std::size_t sum_of(Counts counts) noexcept {
+    return offset_of(counts, counts.size());
+}
 
 /// The types that a caller can give to a Substitute.
 struct Provided {
@@ -137,7 +149,7 @@ private:
     }
     void scatter(Counts counts) {
         auto const root = static_cast<std::size_t>(signature_.root);
-        Buffer const all = rank_ == root ? read(in_) : memory_of(sum_of(counts));
+        Buffer const all = rank_ == root ? readable(in_) : memory_of(sum_of(counts));
         send(all, root);
         take(all, counts);
     }
@@ -149,7 +161,7 @@ private:
         for (std::size_t rank = 0; rank < size_; ++rank) {
             Counts const counts = sent.subspan(rank * size_, size_);
             bool const is_own = rank == rank_;
-            Buffer const all = is_own ? read(in_) : within(others, begin, sum_of(counts));
+            Buffer const all = is_own ? readable(in_) : within(others, begin, sum_of(counts));
             begin += is_own ? 0 : all.count;
             send(all, rank);
             std::size_t const count = counts[rank_];
@@ -208,24 +220,13 @@ private:
         auto const view = [&](Buffer buffer) {
             return AnyView{buffer.data, buffer.dtype, {buffer.count}, {1}, device_.id()};
         };
-        device_.scale_copy(view(read(from)), signature_.factor, view(to));
+        device_.scale_copy(view(readable(from)), signature_.factor, view(to));
         return to;
-    }
-    /// For a collective that only reads it here.
-    [[nodiscard]] static Buffer read(ConstBuffer in) {
-        return {const_cast<void*>(in.data), in.count, in.dtype};
-    }
-    [[nodiscard]] static Buffer within(Buffer memory, std::size_t begin, std::size_t count) {
-        std::size_t const bytes = begin * size_of(memory.dtype);
-        return {static_cast<std::byte*>(memory.data) + bytes, count, memory.dtype};
     }
     [[nodiscard]] Table table_of(PartSizes const& parts) const {
         Table table(size_);
         parts.copy_to(std::span{table});
         return table;
-    }
-    [[nodiscard]] static std::size_t sum_of(Counts counts) {
-        return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
     }
 
     Descriptor signature_;

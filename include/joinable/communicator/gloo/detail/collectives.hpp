@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -16,34 +15,11 @@
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/gloo/detail/mesh.hpp>
 #include <joinable/detail/hash.hpp>
+#include <joinable/device/scratch.hpp>
 #include <joinable/reduction/reduce.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-/// Memory for what a rank receives and combines. It is kept, because new pages cost more than what
-/// arrives in them.
-class GlooScratch {
-public:
-    /// At least so many bytes, until the next call with this index.
-    [[nodiscard]] std::byte* take(std::size_t index, std::size_t bytes) {
-        Block& block = blocks_[index];
-        if (block.bytes < bytes) {
-            block.memory.reset(); // not both at a time
-            block.bytes = 0;
-            block.memory.reset(new std::byte[bytes]);
-            block.bytes = bytes;
-        }
-        return block.memory.get();
-    }
-
-private:
-    struct Block {
-        std::unique_ptr<std::byte[]> memory;
-        std::size_t bytes = 0;
-    };
-    std::array<Block, 2> blocks_;
-};
 
 /// Runs one collective of one rank from its beginning to its end, which blocks. Its messages are
 /// Gloo's. Each rank combines one part of all inputs by the library's own arithmetic, in rank
@@ -56,10 +32,11 @@ public:
     /// So many bytes of each rank's part are combined while the next ones arrive.
     static constexpr std::size_t piece_bytes = 1024 * 1024;
 
+    /// Memory for what a rank receives and combines. It is kept, because new pages cost more than what arrives in them.
+    using Kept = std::array<Scratch, 2>;
+
     /// `request` must outlive this object. `number` is the collective's, the same on all ranks.
-    GlooCollective(
-        GlooLane& lane, GlooScratch& scratch, Request const& request, std::uint64_t number
-    )
+    GlooCollective(GlooLane& lane, Kept& scratch, Request const& request, std::uint64_t number)
         : lane_{lane}, scratch_{scratch}, request_{request}, signature_{request.signature},
           number_{number}, rank_{lane.mesh().rank()}, size_{lane.mesh().size()},
           element_{size_of(signature_.dtype)}, in_{static_cast<std::byte const*>(request.in.data)},
@@ -266,7 +243,7 @@ private:
     void reduce_in_one_step() {
         send_factors();
         std::size_t const bytes = signature_.count * element_;
-        std::byte* const others = scratch_.take(0, has_result(rank_) ? as_index(size_) * bytes : 0);
+        std::byte* const others = scratch_[0].data(has_result(rank_) ? as_index(size_) * bytes : 0);
         GlooTransfers transfers{lane_, name_of(0)};
         for_others([&](int other) {
             if (has_result(rank_)) {
@@ -310,7 +287,7 @@ private:
         std::array<Piece, 2> two;
         auto const start = [&](std::size_t number) {
             Piece& piece = two[number % 2];
-            piece.memory = scratch_.take(number % 2, as_index(size_) * stride);
+            piece.memory = scratch_[number % 2].data(as_index(size_) * stride);
             std::size_t const bytes = piece_of(own, number).count * element_;
             piece.inputs.emplace(lane_, name_of(2 * number));
             for_others([&](int other) {
@@ -384,7 +361,7 @@ private:
     }
 
     GlooLane& lane_;
-    GlooScratch& scratch_;
+    Kept& scratch_;
     Request const& request_;
     Descriptor const& signature_;
     std::uint64_t number_;

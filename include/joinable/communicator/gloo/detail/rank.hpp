@@ -31,6 +31,8 @@
 #include <joinable/communicator/tcp/communicator.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/host.hpp>
+#include <joinable/device/scratch.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -480,7 +482,7 @@ private:
     std::optional<GlooMesh> mesh_;
     std::optional<GlooLane> lane_;
     std::optional<GlooMessages> messages_;
-    GlooScratch scratch_;                         ///< of the thread
+    GlooCollective::Kept scratch_{Scratch{the_host()}, Scratch{the_host()}}; ///< of the thread
     std::deque<std::unique_ptr<Operation>> open_; ///< in the order of posts
     std::uint64_t posted_ = 0;
     std::uint64_t splits_ = 0;

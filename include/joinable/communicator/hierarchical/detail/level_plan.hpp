@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/hierarchical/detail/machines.hpp>
+#include <joinable/communicator/substitute.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -136,8 +136,7 @@ private:
         give_to_root(all);
     }
     void scatter() {
-        Buffer const given{const_cast<void*>(in_.data), in_.count, in_.dtype}; // only read from
-        Buffer const all = at_leader(has_root_here() ? sum_of(parts_) : own_parts(), given);
+        Buffer const all = at_leader(has_root_here() ? sum_of(parts_) : own_parts(), readable(in_));
         Buffer part = has_root_here() ? part_of(all) : all;
         if (has_root() && machines_.count() > 1) { // a level may write there, even what it holds
             part = at_leader(own_parts());
@@ -379,11 +378,7 @@ private:
     }
     /// So many elements of a leader's memory.
     [[nodiscard]] Buffer within(Buffer memory, std::size_t first, std::size_t count) const {
-        if (!is_leader()) {
-            return none();
-        }
-        auto* const data = static_cast<std::byte*>(memory.data) + first * size_of(memory.dtype);
-        return {data, count, memory.dtype};
+        return is_leader() ? detail::within(memory, first, count) : none();
     }
 
     [[nodiscard]] std::span<std::size_t const> ranks_of(int machine) const {
@@ -411,9 +406,6 @@ private:
             sum += sum_of(parts_.subspan(row + static_cast<std::size_t>(to.begin), receivers));
         }
         return sum;
-    }
-    [[nodiscard]] static std::size_t sum_of(std::span<std::size_t const> parts) {
-        return std::accumulate(parts.begin(), parts.end(), std::size_t{0});
     }
 
     Machines const& machines_;

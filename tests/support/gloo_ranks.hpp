@@ -2,11 +2,8 @@
 #pragma once
 
 #include <chrono>
-#include <cstddef>
-#include <exception>
 #include <initializer_list>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <support/folder.hpp>
@@ -35,33 +32,16 @@ namespace joinable_tests {
     };
 }
 
-/// Runs `body(comm)` over groups of these sizes, one after another; ranks are threads. Throws what the
-/// first rank threw that did not throw because of another.
+/// Runs `body(comm)` over groups of these sizes, one after another; ranks are threads.
 inline void run_gloo_ranks(
     std::initializer_list<int> sizes, FunctionRef<void(joinable::GlooCommunicator&)> body
 ) {
     for (int const size : sizes) {
-        Watchdog const watchdog{size};
         Folder const folder;
-        std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
-        {
-            std::vector<std::jthread> threads;
-            for (int rank = 0; rank < size; ++rank) {
-                threads.emplace_back([&, rank] {
-                    try {
-                        joinable::GlooCommunicator comm{
-                            gloo_options(rank, size, folder.file("ranks"))
-                        };
-                        body(comm);
-                    } catch (...) {
-                        errors[static_cast<std::size_t>(rank)] = std::current_exception();
-                    }
-                });
-            }
-        }
-        if (auto const error = joinable::detail::original(errors, {}, -1)) {
-            std::rethrow_exception(error);
-        }
+        run_in_threads(size, [&](int rank) {
+            joinable::GlooCommunicator comm{gloo_options(rank, size, folder.file("ranks"))};
+            body(comm);
+        });
     }
 }
 

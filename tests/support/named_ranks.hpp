@@ -119,6 +119,17 @@ public:
         }
         return WEXITSTATUS(status) == 0 ? 0 : -1;
     }
+    /// Those that are left are the ranks of a group, of which none may fail.
+    void wait_for_all() {
+        for (std::size_t rank = 0, size = running_.size(); rank < size; ++rank) {
+            if (int const how = wait(); how != 0) {
+                throw std::runtime_error{
+                    "rank " + std::to_string(rank) + " of a group of processes ended with " +
+                    std::to_string(how)
+                };
+            }
+        }
+    }
 
 private:
     std::vector<pid_t> running_;
@@ -139,14 +150,7 @@ void run_named_ranks(std::initializer_list<int> sizes, Body const& body) {
                 body(comm);
             });
         }
-        for (int rank = 0; rank < size; ++rank) {
-            if (int const how = processes.wait(); how != 0) {
-                throw std::runtime_error{
-                    "rank " + std::to_string(rank) + " of a named group ended with " +
-                    std::to_string(how)
-                };
-            }
-        }
+        processes.wait_for_all();
         if (file_exists(job)) {
             throw std::runtime_error{file_of(job) + " was left behind"};
         }

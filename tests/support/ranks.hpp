@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <functional>
 #include <future>
 #include <initializer_list>
@@ -18,6 +19,7 @@
 
 #include <joinable/communicator/shared_memory/run_threads.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
+#include <joinable/detail/failure.hpp>
 
 namespace joinable_tests {
 
@@ -49,6 +51,24 @@ private:
     bool is_done_ = false;
     std::jthread thread_;
 };
+
+/// Runs `body(rank)` in a thread for each rank. Throws what the first rank threw that did not throw because of another.
+inline void run_in_threads(int size, FunctionRef<void(int)> body) {
+    Watchdog const watchdog{size};
+    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
+    {
+        std::vector<std::jthread> threads;
+        for (int rank = 0; rank < size; ++rank) {
+            threads.emplace_back([&, rank] {
+                errors[static_cast<std::size_t>(rank)] =
+                    joinable::detail::exception_of([&] { body(rank); });
+            });
+        }
+    }
+    if (auto const error = joinable::detail::original(errors, {}, -1)) {
+        std::rethrow_exception(error);
+    }
+}
 
 /// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
 inline void

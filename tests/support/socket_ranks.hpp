@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
-#include <exception>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -15,7 +14,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -403,7 +401,6 @@ inline void run_socket_ranks(
     std::initializer_list<int> sizes, std::function<void(SocketCommunicator&)> const& body
 ) {
     for (int const size : sizes) {
-        Watchdog const watchdog{size};
         auto const ranks = static_cast<std::size_t>(size);
         std::vector<std::vector<inner::Socket>> ends(ranks);
         for (auto& of_rank : ends) {
@@ -420,23 +417,10 @@ inline void run_socket_ranks(
                 ends[b][a] = inner::Socket{handles[1]};
             }
         }
-        std::vector<std::exception_ptr> errors(ranks);
-        {
-            std::vector<std::jthread> threads;
-            for (std::size_t rank = 0; rank < ranks; ++rank) {
-                threads.emplace_back([&, rank] {
-                    try {
-                        SocketCommunicator comm{static_cast<int>(rank), std::move(ends[rank])};
-                        body(comm);
-                    } catch (...) {
-                        errors[rank] = std::current_exception();
-                    }
-                });
-            }
-        }
-        if (auto const error = inner::original(errors, {}, -1)) {
-            std::rethrow_exception(error);
-        }
+        run_in_threads(size, [&](int rank) {
+            SocketCommunicator comm{rank, std::move(ends[static_cast<std::size_t>(rank)])};
+            body(comm);
+        });
     }
 }
 

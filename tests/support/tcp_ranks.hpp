@@ -3,13 +3,9 @@
 
 #include <chrono>
 #include <cstddef>
-#include <exception>
 #include <initializer_list>
 #include <optional>
-#include <stdexcept>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include <support/named_ranks.hpp>
 #include <support/ranks.hpp>
@@ -32,37 +28,18 @@ tcp_options(int rank, int size, std::chrono::nanoseconds deadline = std::chrono:
     return options;
 }
 
-/// Runs `body(rank, listener)` in a thread for each rank; there is a listener for rank 0 alone. Throws
-/// what the first rank threw that did not throw because of another.
+/// Runs `body(comm)` in a thread for each rank; there is a listener for rank 0 alone.
 template <class Body>
 void run_tcp_threads(int size, Body const& body) {
-    Watchdog const watchdog{size};
     joinable::TcpListener listener{"127.0.0.1"};
     std::uint16_t const port = listener.port();
-    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
-    {
-        std::vector<std::jthread> threads;
-        for (int rank = 0; rank < size; ++rank) {
-            threads.emplace_back([&, rank] {
-                try {
-                    joinable::TcpOptions options = tcp_options(rank, size);
-                    options.port = port;
-                    if (rank == 0) {
-                        auto comm = joinable::TcpCommunicator::attach(std::move(listener), options);
-                        body(comm);
-                    } else {
-                        auto comm = joinable::TcpCommunicator::attach(options);
-                        body(comm);
-                    }
-                } catch (...) {
-                    errors[static_cast<std::size_t>(rank)] = std::current_exception();
-                }
-            });
-        }
-    }
-    if (auto const error = joinable::detail::original(errors, {}, -1)) {
-        std::rethrow_exception(error);
-    }
+    run_in_threads(size, [&](int rank) {
+        joinable::TcpOptions options = tcp_options(rank, size);
+        options.port = port;
+        auto comm = rank == 0 ? joinable::TcpCommunicator::attach(std::move(listener), options)
+                              : joinable::TcpCommunicator::attach(options);
+        body(comm);
+    });
 }
 
 /// Runs `body(comm)` over groups of these sizes, one after another; ranks are threads.
@@ -109,6 +86,7 @@ public:
     }
     /// As that of Processes.
     int wait() { return processes_.wait(); }
+    void wait_for_all() { processes_.wait_for_all(); }
 
 private:
     int size_;
@@ -127,14 +105,7 @@ void run_tcp_processes(std::initializer_list<int> sizes, Body const& body) {
         for (int rank = 0; rank < size; ++rank) {
             processes.start(body);
         }
-        for (int rank = 0; rank < size; ++rank) {
-            if (int const how = processes.wait(); how != 0) {
-                throw std::runtime_error{
-                    "rank " + std::to_string(rank) + " of a group of processes ended with " +
-                    std::to_string(how)
-                };
-            }
-        }
+        processes.wait_for_all();
     }
 }
 

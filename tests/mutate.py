@@ -2235,13 +2235,8 @@ MUTATIONS = [
     # -- gradients that are summed where they lie ----------------------------------------------------
     Mutation(
         "gradients-of-threads-are-copied", "bucket/impl/gradients.ipp",
-        "if (are_buckets_in_reach) {", "if (false) {",
+        "stays_in_place_ = true;", "stays_in_place_ = false;",
         "bucket/in_place.test.cpp", "*never copied*",
-    ),
-    Mutation(
-        "buckets-out-of-reach-are-in-a-list", "bucket/impl/gradients.ipp",
-        "if (are_buckets_in_reach) {", "if (true) {",
-        "bucket/in_place.test.cpp", "*out of reach*",
     ),
     Mutation(
         "gradients-with-gaps-are-summed-in-place", "bucket/impl/gradients.ipp",
@@ -2267,7 +2262,7 @@ MUTATIONS = [
     ),
     Mutation(
         "gradients-at-the-place-of-others-are-summed-there", "bucket/impl/gradients.ipp",
-        "!is_in_buckets(gradient) &&", "gradient.data() != place.data() &&",
+        "!is_in_buckets(gradient);", "gradient.data() != place.data();",
         "bucket/in_place.test.cpp", "*not copied before the sum*",
     ),
     Mutation(
@@ -2304,8 +2299,8 @@ MUTATIONS = [
     ),
     Mutation(
         "other-processes-get-a-list-on-the-heap", "communicator/shared_memory/engine/impl/lent_memory.ipp",
-        "{list, bytes, {list, out}, {}, {}, pieces.number};",
-        "{list, bytes, {pieces.list, out}, {}, {}, 0};",
+        "{copies, has_out ? pieces.out : copies, 0, pieces.number}};",
+        "{pieces.list, has_out ? pieces.out : copies, 0, pieces.number}};",
         "communicator/shared_memory/pieces.test.cpp", "*however each rank*",
     ),
     Mutation(
@@ -2315,9 +2310,23 @@ MUTATIONS = [
     ),
     Mutation(
         "slices-are-of-the-first-piece", "communicator/shared_memory/engine/slices.hpp",
-        "OwnPlace const place{is_in_pieces ? -1 : rank, in,",
-        "OwnPlace const place{rank, in,",
-        "communicator/shared_memory/pieces.test.cpp", "*slice by slice*",
+        "is_in_pieces ? -1 : rank,", "rank,",
+        "communicator/shared_memory/pieces.test.cpp", "*whose buffer lies on its heap*",
+    ),
+    Mutation(
+        "pieces-out-of-reach-are-not-copied", "communicator/shared_memory/engine/impl/lent_memory.ipp",
+        "copy(loan.copies + first % loan.bytes, part, last - first);", "",
+        "communicator/shared_memory/pieces.test.cpp", "*do not reach*",
+    ),
+    Mutation(
+        "sums-do-not-come-back-to-pieces", "communicator/shared_memory/engine/impl/lent_memory.ipp",
+        "copy(part, from + first % loan.bytes, last - first);", "",
+        "communicator/shared_memory/pieces.test.cpp", "*do not reach*",
+    ),
+    Mutation(
+        "own-pieces-end-nowhere", "communicator/shared_memory/engine/impl/exchange.ipp",
+        "rank == own_.rank ? own_.pieces : pieces_of(rank);", "pieces_of(rank);",
+        "communicator/shared_memory/pieces.test.cpp", "*do not reach*",
     ),
     Mutation(
         "buckets-leave-before-a-gradient-is-ready", "bucket/reducer.hpp",

@@ -6878,14 +6878,14 @@ struct BucketOptions {
     /// The limit of the bucket that is launched first, at most bucket_cap_bytes. It is small, so
     /// that communication starts early.
     std::size_t first_bucket_bytes = std::size_t{1} << 20U;
-    /// Off: ranks that reach each other's memory sum gradients where they lie and write the averages there. These are
-    /// threads, and processes for gradients in an arena of make_arena(). From when such a gradient is ready, or was
+    /// Off: threads and processes of one machine sum gradients where they lie and write the averages there. Processes
+    /// copy what lies in no arena of make_arena() during the sum, a slice at a time. From when a gradient is ready, or was
     /// said to be unused, nobody else reads, writes or frees it, until backward() has returned or thrown; with the verbs,
-    /// until finalize_backward() has returned, or the Join or the reducer is destroyed. Other gradients are copied
-    /// into the buckets and back.
+    /// until finalize_backward() has returned, or the Join or the reducer is destroyed. Other transports copy
+    /// gradients into the buckets and back; so do all with gradients whose strides are not those of the bucket.
     ///
-    /// On: gradients live in the buckets, so they are not copied. One that a pass has made elsewhere is copied into its
-    /// bucket, or read by the sum where the sum reads others without this option; the same holds for it then. Needs
+    /// On: gradients live in the buckets, so they are not copied. One that a pass has made elsewhere is copied there;
+    /// threads sum it where it lies, so the same holds for it, and write its average into the bucket. Needs
     /// parameter_traits::set_grad for every parameter. The gradients are valid as long as the reducer, which releases them at its
     /// end (parameter_traits::release_grad). That is so without this option, too, for a parameter
     /// that had no gradient when its average came.
@@ -7548,9 +7548,10 @@ struct BufferPiece {
     [[nodiscard]] static BufferPiece of(void const* data, std::size_t end) noexcept {
         return {reinterpret_cast<std::uintptr_t>(data), end};
     }
-    [[nodiscard]] void* data() const noexcept {
+    [[nodiscard]] void* data() const noexcept { return of_address(at); }
+    [[nodiscard]] static void* of_address(std::uint64_t address) noexcept {
         // NOLINTNEXTLINE(performance-no-int-to-ptr): it was one
-        return reinterpret_cast<void*>(static_cast<std::uintptr_t>(at));
+        return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));
     }
 };
 
@@ -7564,6 +7565,15 @@ struct BufferPieces {
 
     [[nodiscard]] std::size_t count() const noexcept {
         return list[number - 1].end / size_of(dtype);
+    }
+    /// The address or place of byte `offset` of the whole, like `at` of its piece. Logarithmic in the pieces.
+    [[nodiscard]] std::uint64_t address_of(std::size_t offset) const noexcept {
+        BufferPiece const& piece = at(offset);
+        return piece.at + (offset - begin_of(piece));
+    }
+    /// Where a piece begins in the whole, in bytes.
+    [[nodiscard]] std::size_t begin_of(BufferPiece const& piece) const noexcept {
+        return &piece == list ? 0 : (&piece - 1)->end;
     }
     /// The one that has the byte `offset` of the whole. Logarithmic in the pieces.
     [[nodiscard]] BufferPiece const& at(std::size_t offset) const noexcept {
@@ -7580,13 +7590,15 @@ struct BufferPieces {
 
 /// | expression                        | result | meaning                                                                   |
 /// |-----------------------------------|--------|---------------------------------------------------------------------------|
-/// | `comm.is_in_reach(buffer)`        | bool   | local: whether a piece may lie there                                      |
+/// | `comm.is_in_reach(buffer)`        | bool   | local: whether the other ranks use memory there without a copy            |
+/// | `comm.sums_pieces()`              | bool   | local, the same on all ranks: whether the next one may be called          |
 /// | `comm.sum_pieces(pieces, factor)` | Work   | on the other ranks all_reduce() with a factor, or this; owns the list,    |
 /// |                                   |        | not its memory, until the work has ended                                  |
 template <class C>
 concept has_sum_of_pieces =
     requires(C& comm, ConstBuffer memory, BufferPieces const& buffer, double factor) {
         { comm.is_in_reach(memory) } -> std::same_as<bool>;
+        { comm.sums_pieces() } -> std::same_as<bool>;
         { comm.sum_pieces(buffer, factor) } -> Work;
     };
 
@@ -8517,14 +8529,6 @@ JOINABLE_DEFINITION bool are_cleared(ParameterList const& parameters, Device& de
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Whether other ranks of a communicator reach memory of this one. Refers to the communicator.
-struct MemoryInReach {
-    void const* comm = nullptr; ///< null: they do not
-    bool (*ask)(void const*, ConstBuffer) = nullptr;
-
-    [[nodiscard]] bool operator()(ConstBuffer memory) const { return ask(comm, memory); }
-};
-
 /// The gradients of a model and their places in buckets: packs, delivers and moves them.
 /// Independent of communicators and iterations; all members are local. Gradients on a device must
 /// keep their memory from pack() until submit().
@@ -8593,10 +8597,9 @@ public:
     [[nodiscard]] virtual bool hold_any() { return false; }
     /// Whether the last iteration copied gradients into buckets that could be views of them.
     [[nodiscard]] virtual bool copies_without_need() const { return false; }
-    /// The sum reads gradients that `is_in_reach(memory)` of all ranks where they lie, and writes the averages there, or
-    /// into the buckets of which gradients are to be views. pack() copies only other ones, zeros, and gradients of another
-    /// layout. Before the first iteration.
-    virtual void leave_in_place(MemoryInReach /*is_in_reach*/) {}
+    /// The sum reads gradients where they lie, and writes the averages there, or into the buckets of which gradients are
+    /// to be views. pack() copies only zeros and gradients of another layout. Before the first iteration.
+    virtual void leave_in_place() {}
     /// Where the parameters [first, last) of a bucket lie, when all are packed, and where their averages go; empty: in the
     /// bucket. The list is kept until the next iteration.
     [[nodiscard]] virtual BufferPieces
@@ -8766,16 +8769,9 @@ public:
                    !is_rows(i) && !is_resident(i);
         });
     }
-    void leave_in_place(MemoryInReach is_in_reach) override {
-        bool are_buckets_in_reach = true; // which hold what cannot stay in place
-        layout_.for_each_arena([&](Arena const& arena) {
-            are_buckets_in_reach =
-                are_buckets_in_reach && is_in_reach({arena.data(), arena.bytes(), DType::u8});
-        });
-        if (are_buckets_in_reach) {
-            is_in_reach_ = is_in_reach;
-            pieces_.resize(trained_.size());
-        }
+    void leave_in_place() override {
+        stays_in_place_ = true;
+        pieces_.resize(trained_.size());
     }
     [[nodiscard]] BufferPieces
     pieces_of(std::size_t bucket, std::size_t first, std::size_t last) override {
@@ -8843,7 +8839,7 @@ public:
         }
         bool const stays = is_in_place(gradient, factor, *places_[i]);
         // Averages of views overwrite no gradient, so there only those that stay have to be apart.
-        if (are_views_ ? stays : is_in_reach_.comm != nullptr) {
+        if (are_views_ ? stays : stays_in_place_) {
             has_moved_ = has_moved_ || packed_[i] != gradient.data();
             packed_[i] = gradient.data();
             is_packed_[i] = true;
@@ -9025,10 +9021,9 @@ private:
     /// Whether the sum can read a gradient where it is: it is laid out as in the bucket, and not yet to be multiplied.
     [[nodiscard]] bool
     is_in_place(AnyView const& gradient, double factor, AnyView const& place) const noexcept {
-        return is_in_reach_.comm != nullptr && factor == 1.0 && !leaves_untouched() &&
+        return stays_in_place_ && factor == 1.0 && !leaves_untouched() &&
                gradient.strides() == place.strides() && gradient.numel() != 0 &&
-               !is_in_buckets(gradient) &&
-               is_in_reach_({gradient.data(), gradient.numel(), gradient.dtype()});
+               !is_in_buckets(gradient);
     }
     /// Whether a gradient lies in a bucket: at its place, or at that of another one, where the sum may write first.
     [[nodiscard]] bool is_in_buckets(AnyView const& gradient) const noexcept {
@@ -9136,8 +9131,8 @@ private:
     bool are_views_;
     bool only_existing_;
     JoinedGradients joined_;
-    bool has_joined_ = false; ///< in this iteration
-    MemoryInReach is_in_reach_;
+    bool has_joined_ = false;     ///< in this iteration
+    bool stays_in_place_ = false; ///< what the sum can read there
     std::vector<std::size_t> limits_;
     bool is_sparse_dense_; ///< gradients that are rows travel in buckets
     SparseGradients sparse_;
@@ -10164,12 +10159,11 @@ public:
         order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
         fit_to_buckets();
         if constexpr (sums_in_place) {
-            if (scales(comm_, *reduction_)) {
-                gradients_->leave_in_place({&comm, [](void const* asked, ConstBuffer memory) {
-                                                return static_cast<Comm const*>(asked)->is_in_reach(
-                                                    memory
-                                                );
-                                            }});
+            // Where ranks copy gradients anyway, these come to their buckets sooner when they are ready.
+            bool const is_copied =
+                options.gradient_as_bucket_view && !comm_.is_in_reach({this, 1, DType::u8});
+            if (comm_.sums_pieces() && scales(comm_, *reduction_) && !is_copied) {
+                gradients_->leave_in_place();
             }
         }
     }
@@ -22362,6 +22356,8 @@ struct OwnPlace {
     int rank = -1;           ///< none
     std::byte* in = nullptr; ///< only read from
     std::byte* out = nullptr;
+    /// If there are some, they are the input, and the output if `out` is null.
+    BufferPieces pieces = {};
 };
 
 /// A collective in which all ranks have arrived, as blocks to move or reduce. Blocks are numbered,
@@ -22401,10 +22397,18 @@ private:
     /// up to the end of the slice follow it; if it is in pieces, those up to the end of the piece.
     [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept;
     [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
-        return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
+        return rank == own_.rank ? own(own_.pieces.number == 0 ? own_.in : nullptr, offset)
+                                 : shared(rank, ArrivalLine::in, offset);
     }
     [[nodiscard]] std::byte* output(int rank, std::size_t offset) const noexcept {
-        return rank == own_.rank ? own_.out + offset : shared(rank, ArrivalLine::out, offset);
+        return rank == own_.rank ? own(own_.out, offset) : shared(rank, ArrivalLine::out, offset);
+    }
+    /// Byte `offset` of the rank's own buffer, or of its pieces if that is null.
+    [[nodiscard]] std::byte* own(std::byte* buffer, std::size_t offset) const noexcept {
+        return buffer != nullptr
+                   ? buffer + offset
+                   : static_cast<std::byte*>(BufferPiece::of_address(own_.pieces.address_of(offset))
+                     );
     }
 
     void run_part(Block const& block, std::size_t begin, std::size_t end) const;
@@ -23158,7 +23162,8 @@ JOINABLE_DEFINITION std::size_t
 Exchange::end_of_pieces(std::size_t begin, std::size_t end) const noexcept {
     std::size_t const element = size_of(signature_.dtype);
     for (int rank = 0; rank < board_.size(); ++rank) {
-        if (auto const pieces = pieces_of(rank); pieces.number != 0) {
+        auto const pieces = rank == own_.rank ? own_.pieces : pieces_of(rank);
+        if (pieces.number != 0) {
             end = (std::min)(end, pieces.at(begin * element).end / element);
         }
     }
@@ -23170,9 +23175,7 @@ Exchange::shared(int rank, std::size_t word, std::size_t offset) const noexcept 
     auto const& payload = board_.line(rank, sequence_).payload;
     bool const is_in_one_place = payload[word] != payload[ArrivalLine::in];
     if (auto const pieces = pieces_of(rank); pieces.number != 0 && !is_in_one_place) {
-        BufferPiece const& piece = pieces.at(offset);
-        std::size_t const begin = &piece == pieces.list ? 0 : (&piece - 1)->end;
-        return board_.place_at(piece.at) + (offset - begin);
+        return board_.place_at(pieces.address_of(offset));
     }
     std::uint64_t const ring = payload[ArrivalLine::ring];
     return board_.place_at(payload[word]) + (ring == 0 ? offset : offset % ring);
@@ -23506,7 +23509,12 @@ public:
         auto const own = memory.own(sequence_);
         auto* const in = static_cast<std::byte*>(const_cast<void*>(own.in)); // is only read
         bool const is_in_pieces = board.line(rank, sequence_).payload[ArrivalLine::pieces] != 0;
-        OwnPlace const place{is_in_pieces ? -1 : rank, in, static_cast<std::byte*>(own.out)};
+        OwnPlace const place{
+            is_in_pieces ? -1 : rank,
+            in,
+            static_cast<std::byte*>(own.out),
+            memory.own_pieces(sequence_)
+        };
         Exchange const exchange{board, sequence_, signature, place};
         for (bool moves = true; moves;) {
             moves = false;
@@ -23529,7 +23537,7 @@ public:
                 board.room.wake();
                 moves = true;
             }
-            if (taken_ < done_by_all(board)) {
+            if (taken_ < limit_of_taking(board, rank)) {
                 for_shares_of_others(taken_, rank, [&](std::size_t begin, std::size_t end) {
                     memory.copy_out(sequence_, begin, end);
                 });
@@ -23542,7 +23550,7 @@ public:
 
     [[nodiscard]] bool can_advance(Board& board, int rank) const noexcept {
         return lent_ < limit_of_lending(board, rank) || can_compute(board) ||
-               taken_ < done_by_all(board);
+               taken_ < limit_of_taking(board, rank);
     }
 
     /// A sign of progress: how often this rank has advanced.
@@ -23575,7 +23583,11 @@ private:
             copy(begin * slices_.element, end * slices_.element);
         }
     }
+    // A rank that has given up may have freed its buffers.
     [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept;
+    [[nodiscard]] std::uint64_t limit_of_taking(Board& board, int rank) const noexcept {
+        return board.progress(rank, sequence_).has_given_up.load() ? 0 : done_by_all(board);
+    }
     /// The minimum of a number that each rank publishes.
     [[nodiscard]] std::uint64_t
     least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept;
@@ -23684,6 +23696,9 @@ JOINABLE_DEFINITION bool Pipeline::is_given_up(Board& board) const noexcept {
 
 JOINABLE_DEFINITION std::uint64_t
 Pipeline::limit_of_lending(Board& board, int rank) const noexcept {
+    if (board.progress(rank, sequence_).has_given_up.load()) {
+        return 0;
+    }
     bool const has_ring = board.line(rank, sequence_).payload[ArrivalLine::ring] != 0;
     return has_ring ? (std::min)(count_, taken_ + tuning::slices_per_ring) : count_;
 }
@@ -24291,6 +24306,7 @@ public:
     [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
         return rank_.is_in_reach(buffer);
     }
+    [[nodiscard]] static constexpr bool sums_pieces() noexcept { return true; }
     Work sum_pieces(BufferPieces const& buffer, double factor) {
         return post(this->requests().sum_pieces(buffer, factor));
     }
@@ -24406,7 +24422,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 struct LentAddresses {
     void const* in = nullptr;
     void* out = nullptr;
-    std::size_t ring = 0; ///< bytes of the ring to which slices are copied in turn; 0: no ring
+    std::size_t ring = 0;   ///< bytes of the ring to which slices are copied in turn; 0: no ring
+    std::size_t pieces = 0; ///< `in` is a list of so many; 0: it is the input
 };
 
 /// For threads, which access each other's buffers in place.
@@ -24420,16 +24437,18 @@ public:
     [[nodiscard]] static bool lend(std::uint64_t, ConstBuffer, Buffer, std::size_t) noexcept {
         return true;
     }
-    [[nodiscard]] static bool lend_pieces(std::uint64_t, BufferPieces const&) noexcept {
+    [[nodiscard]] static bool
+    lend_pieces(std::uint64_t, BufferPieces const&, std::size_t) noexcept {
         return true;
     }
     [[nodiscard]] static LentAddresses lent(std::uint64_t, ConstBuffer in, Buffer out) noexcept {
         return {in.data, out.data};
     }
     [[nodiscard]] static LentAddresses lent(std::uint64_t, BufferPieces const& pieces) noexcept {
-        return {pieces.list, pieces.out != nullptr ? pieces.out : pieces.list};
+        return {pieces.list, pieces.out != nullptr ? pieces.out : pieces.list, 0, pieces.number};
     }
     [[nodiscard]] static LentAddresses own(std::uint64_t) noexcept { return {}; }
+    [[nodiscard]] static BufferPieces own_pieces(std::uint64_t) noexcept { return {}; }
     static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void copy_out(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void give_back(std::uint64_t) noexcept {}
@@ -24466,20 +24485,25 @@ public:
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
     lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
-    /// Copies the list of pieces, which lie in arenas, as their result does; the caller makes their addresses places.
-    /// Returns false as above.
+    /// Copies the list of pieces if they and their result lie in arenas; the caller makes their addresses places. Else
+    /// copies the pieces as above, in one place or by a ring. Returns false as above.
     /// @throws ContractViolation  there will never be room for it. Throws what the Room throws.
-    [[nodiscard]] bool lend_pieces(std::uint64_t sequence, BufferPieces const& pieces);
+    [[nodiscard]] bool
+    lend_pieces(std::uint64_t sequence, BufferPieces const& pieces, std::size_t ring = 0);
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }
-    /// The addresses of the list and of the result: the list again if that goes into the pieces.
+    /// Of pieces that lie in arenas, the addresses of the list and of the result: the list again if that goes into them.
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, BufferPieces const&) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }
 
     /// The rank's own addresses of the buffers of a collective that moves in slices.
     [[nodiscard]] LentAddresses own(std::uint64_t sequence) const noexcept;
+    /// The pieces of its input, and of its output if own() has none; none if they are in one place or in arenas.
+    [[nodiscard]] BufferPieces own_pieces(std::uint64_t sequence) const noexcept {
+        return loans_[sequence % loans_.size()].parts;
+    }
     /// Copies the bytes [begin, end) of the input to their place in the ring. They must not pass
     /// its end.
     void copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept;
@@ -24498,13 +24522,15 @@ private:
         std::byte* copies = nullptr; ///< null: nothing was copied
         std::size_t bytes = 0;
         LentAddresses at = {};
-        ConstBuffer in = {};    ///< copied to `copies`
-        Buffer out = {};        ///< copied back from there
-        std::size_t pieces = 0; ///< `copies` has so many
+        ConstBuffer in = {}; ///< copied to `copies`
+        Buffer out = {};     ///< copied back from there
+        /// Copied likewise, in place of `in`; the output is copied to them if there is no other one.
+        BufferPieces parts = {};
         bool is_kept = false;
     };
     /// @throws ContractViolation  there will never be so much.
     void require_room(std::size_t bytes) const;
+    [[nodiscard]] bool are_in_reach(BufferPieces const& pieces) const noexcept;
     static void copy(void* to, void const* from, std::size_t bytes) noexcept {
         if (bytes != 0) {
             std::memcpy(to, from, bytes);
@@ -24573,18 +24599,54 @@ JOINABLE_DEFINITION void StagedMemory::require_room(std::size_t bytes) const {
     }
 }
 
+/// Calls f(address, first, last) for each part of pieces that has bytes [first, last) of [begin, end).
+template <class F>
+void for_parts(BufferPieces const& pieces, std::size_t begin, std::size_t end, F const& f) {
+    for (std::size_t at = begin; at < end;) {
+        BufferPiece const& piece = pieces.at(at);
+        std::size_t const last = (std::min)(end, piece.end);
+        f(static_cast<std::byte*>(piece.data()) + (at - pieces.begin_of(piece)), at, last);
+        at = last;
+    }
+}
+
+JOINABLE_DEFINITION bool StagedMemory::are_in_reach(BufferPieces const& pieces) const noexcept {
+    for (std::size_t k = 0; k < pieces.number; ++k) {
+        BufferPiece const& piece = pieces.list[k];
+        if (!room_->reaches({piece.data(), piece.end - pieces.begin_of(piece), DType::u8})) {
+            return false;
+        }
+    }
+    return true;
+}
+
 JOINABLE_DEFINITION bool
-StagedMemory::lend_pieces(std::uint64_t sequence, BufferPieces const& pieces) {
+StagedMemory::lend_pieces(std::uint64_t sequence, BufferPieces const& pieces, std::size_t ring) {
+    Buffer const out{pieces.out, pieces.count(), pieces.dtype};
+    bool const has_out = pieces.out != nullptr;
+    bool const is_list = (!has_out || room_->reaches(out)) && are_in_reach(pieces);
     std::size_t const of_list = pieces.number * sizeof(BufferPiece);
-    std::size_t const bytes = in_cache_lines(of_list);
+    std::size_t const all = in_cache_lines(is_list ? of_list : out.bytes());
+    bool const is_sliced = !is_list && ring != 0 && all > ring;
+    std::size_t const bytes = is_sliced ? ring : all;
     require_room(bytes);
-    std::byte* const list = room_->allocate(bytes);
-    if (list == nullptr) {
+    std::byte* const copies = room_->allocate(bytes);
+    if (copies == nullptr) {
         return false;
     }
-    copy(list, pieces.list, of_list);
-    void* const out = pieces.out != nullptr ? pieces.out : list;
-    loans_[sequence % loans_.size()] = {list, bytes, {list, out}, {}, {}, pieces.number};
+    Loan& loan = loans_[sequence % loans_.size()];
+    if (is_list) {
+        copy(copies, pieces.list, of_list);
+        loan = {copies, bytes, {copies, has_out ? pieces.out : copies, 0, pieces.number}};
+        return true;
+    }
+    // The sum as well, also if it goes to an arena: another rank writes faster into a few cache lines than there.
+    loan = {
+        copies, bytes, {copies, copies, is_sliced ? ring : 0}, {}, has_out ? out : Buffer{}, pieces
+    };
+    if (!is_sliced) {
+        copy_in(sequence, 0, out.bytes());
+    }
     return true;
 }
 
@@ -24599,22 +24661,44 @@ StagedMemory::copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end
     if (loan.in.count != 0) {
         auto const* const from = static_cast<std::byte const*>(loan.in.data) + begin;
         copy(loan.copies + begin % loan.bytes, from, end - begin);
+    } else if (loan.parts.number != 0) {
+        for_parts(
+            loan.parts,
+            begin,
+            end,
+            [&](std::byte* part, std::size_t first, std::size_t last) {
+                copy(loan.copies + first % loan.bytes, part, last - first);
+            }
+        );
     }
 }
 
 JOINABLE_DEFINITION void
 StagedMemory::copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
     Loan const& loan = loans_[sequence % loans_.size()];
+    auto const* const from = static_cast<std::byte const*>(loan.at.out);
     if (loan.out.count != 0) {
         auto* const to = static_cast<std::byte*>(loan.out.data) + begin;
-        copy(to, loan.copies + begin % loan.bytes, end - begin);
+        copy(to, from + begin % loan.bytes, end - begin);
+    } else if (loan.parts.number != 0) {
+        for_parts(
+            loan.parts,
+            begin,
+            end,
+            [&](std::byte* part, std::size_t first, std::size_t last) {
+                copy(part, from + first % loan.bytes, last - first);
+            }
+        );
     }
 }
 
 JOINABLE_DEFINITION void StagedMemory::give_back(std::uint64_t sequence) noexcept {
     Loan& loan = loans_[sequence % loans_.size()];
     if (loan.at.ring == 0) {
-        copy(loan.out.data, loan.at.out, loan.out.bytes());
+        bool const has_parts = loan.parts.number != 0;
+        copy_out(
+            sequence, 0, has_parts ? loan.parts.list[loan.parts.number - 1].end : loan.out.bytes()
+        );
     }
     free(loan);
     loan = {};
@@ -24625,7 +24709,7 @@ JOINABLE_DEFINITION void StagedMemory::keep(std::uint64_t sequence, Board& board
     loan.is_kept = true;
     room_->keep_arena(loan.at.out);
     auto const* const pieces = reinterpret_cast<BufferPiece const*>(loan.copies);
-    for (std::size_t k = 0; k < loan.pieces; ++k) {
+    for (std::size_t k = 0; k < loan.at.pieces; ++k) {
         room_->keep_arena(board.place_at(pieces[k].at));
     }
 }
@@ -24840,7 +24924,7 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         std::size_t const ring = Slices::fit(signature.collective) ? Slices::ring_bytes(board_) : 0;
         while (
             !(pieces.number == 0 ? memory_.lend(sequence, in, out, ring)
-                                 : memory_.lend_pieces(sequence, pieces))
+                                 : memory_.lend_pieces(sequence, pieces, ring))
         ) {
             if (retired_ == next_) {
                 throw ContractViolation{
@@ -24852,7 +24936,7 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         }
         LentAddresses const at =
             pieces.number == 0 ? memory_.lent(sequence, in, out) : memory_.lent(sequence, pieces);
-        for (std::size_t k = 0; k < pieces.number; ++k) {
+        for (std::size_t k = 0; k < at.pieces; ++k) {
             BufferPiece& piece = static_cast<BufferPiece*>(const_cast<void*>(at.in))[k];
             piece.at = board_.place_of(piece.data());
         }
@@ -24860,7 +24944,7 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         line.payload[ArrivalLine::out] = board_.place_of(at.out);
         line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(signature.factor);
         line.payload[ArrivalLine::ring] = at.ring;
-        line.payload[ArrivalLine::pieces] = pieces.number;
+        line.payload[ArrivalLine::pieces] = at.pieces;
         if (signature.has_counts) {
             auto const mine = board_.sends(rank_, sequence);
             reserve_once(counts_, sequence, mine.data(), 2 * mine.size_bytes());

@@ -22,14 +22,6 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Whether other ranks of a communicator reach memory of this one. Refers to the communicator.
-struct MemoryInReach {
-    void const* comm = nullptr; ///< null: they do not
-    bool (*ask)(void const*, ConstBuffer) = nullptr;
-
-    [[nodiscard]] bool operator()(ConstBuffer memory) const { return ask(comm, memory); }
-};
-
 /// The gradients of a model and their places in buckets: packs, delivers and moves them.
 /// Independent of communicators and iterations; all members are local. Gradients on a device must
 /// keep their memory from pack() until submit().
@@ -98,10 +90,9 @@ public:
     [[nodiscard]] virtual bool hold_any() { return false; }
     /// Whether the last iteration copied gradients into buckets that could be views of them.
     [[nodiscard]] virtual bool copies_without_need() const { return false; }
-    /// The sum reads gradients that `is_in_reach(memory)` of all ranks where they lie, and writes the averages there, or
-    /// into the buckets of which gradients are to be views. pack() copies only other ones, zeros, and gradients of another
-    /// layout. Before the first iteration.
-    virtual void leave_in_place(MemoryInReach /*is_in_reach*/) {}
+    /// The sum reads gradients where they lie, and writes the averages there, or into the buckets of which gradients are
+    /// to be views. pack() copies only zeros and gradients of another layout. Before the first iteration.
+    virtual void leave_in_place() {}
     /// Where the parameters [first, last) of a bucket lie, when all are packed, and where their averages go; empty: in the
     /// bucket. The list is kept until the next iteration.
     [[nodiscard]] virtual BufferPieces

@@ -38,14 +38,14 @@ struct BucketOptions {
     /// The limit of the bucket that is launched first, at most bucket_cap_bytes. It is small, so
     /// that communication starts early.
     std::size_t first_bucket_bytes = std::size_t{1} << 20U;
-    /// Off: ranks that reach each other's memory sum gradients where they lie and write the averages there. These are
-    /// threads, and processes for gradients in an arena of make_arena(). From when such a gradient is ready, or was
+    /// Off: threads and processes of one machine sum gradients where they lie and write the averages there. Processes
+    /// copy what lies in no arena of make_arena() during the sum, a slice at a time. From when a gradient is ready, or was
     /// said to be unused, nobody else reads, writes or frees it, until backward() has returned or thrown; with the verbs,
-    /// until finalize_backward() has returned, or the Join or the reducer is destroyed. Other gradients are copied
-    /// into the buckets and back.
+    /// until finalize_backward() has returned, or the Join or the reducer is destroyed. Other transports copy
+    /// gradients into the buckets and back; so do all with gradients whose strides are not those of the bucket.
     ///
-    /// On: gradients live in the buckets, so they are not copied. One that a pass has made elsewhere is copied into its
-    /// bucket, or read by the sum where the sum reads others without this option; the same holds for it then. Needs
+    /// On: gradients live in the buckets, so they are not copied. One that a pass has made elsewhere is copied there;
+    /// threads sum it where it lies, so the same holds for it, and write its average into the bucket. Needs
     /// parameter_traits::set_grad for every parameter. The gradients are valid as long as the reducer, which releases them at its
     /// end (parameter_traits::release_grad). That is so without this option, too, for a parameter
     /// that had no gradient when its average came.

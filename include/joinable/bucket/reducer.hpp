@@ -115,12 +115,11 @@ public:
         order_message_.resize(is_rebuild_due_ ? gradients_->trained().size() + 1 : 0);
         fit_to_buckets();
         if constexpr (sums_in_place) {
-            if (scales(comm_, *reduction_)) {
-                gradients_->leave_in_place({&comm, [](void const* asked, ConstBuffer memory) {
-                                                return static_cast<Comm const*>(asked)->is_in_reach(
-                                                    memory
-                                                );
-                                            }});
+            // Where ranks copy gradients anyway, these come to their buckets sooner when they are ready.
+            bool const is_copied =
+                options.gradient_as_bucket_view && !comm_.is_in_reach({this, 1, DType::u8});
+            if (comm_.sums_pieces() && scales(comm_, *reduction_) && !is_copied) {
+                gradients_->leave_in_place();
             }
         }
     }

@@ -22,9 +22,10 @@ struct BufferPiece {
     [[nodiscard]] static BufferPiece of(void const* data, std::size_t end) noexcept {
         return {reinterpret_cast<std::uintptr_t>(data), end};
     }
-    [[nodiscard]] void* data() const noexcept {
+    [[nodiscard]] void* data() const noexcept { return of_address(at); }
+    [[nodiscard]] static void* of_address(std::uint64_t address) noexcept {
         // NOLINTNEXTLINE(performance-no-int-to-ptr): it was one
-        return reinterpret_cast<void*>(static_cast<std::uintptr_t>(at));
+        return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));
     }
 };
 
@@ -38,6 +39,15 @@ struct BufferPieces {
 
     [[nodiscard]] std::size_t count() const noexcept {
         return list[number - 1].end / size_of(dtype);
+    }
+    /// The address or place of byte `offset` of the whole, like `at` of its piece. Logarithmic in the pieces.
+    [[nodiscard]] std::uint64_t address_of(std::size_t offset) const noexcept {
+        BufferPiece const& piece = at(offset);
+        return piece.at + (offset - begin_of(piece));
+    }
+    /// Where a piece begins in the whole, in bytes.
+    [[nodiscard]] std::size_t begin_of(BufferPiece const& piece) const noexcept {
+        return &piece == list ? 0 : (&piece - 1)->end;
     }
     /// The one that has the byte `offset` of the whole. Logarithmic in the pieces.
     [[nodiscard]] BufferPiece const& at(std::size_t offset) const noexcept {
@@ -54,13 +64,15 @@ struct BufferPieces {
 
 /// | expression                        | result | meaning                                                                   |
 /// |-----------------------------------|--------|---------------------------------------------------------------------------|
-/// | `comm.is_in_reach(buffer)`        | bool   | local: whether a piece may lie there                                      |
+/// | `comm.is_in_reach(buffer)`        | bool   | local: whether the other ranks use memory there without a copy            |
+/// | `comm.sums_pieces()`              | bool   | local, the same on all ranks: whether the next one may be called          |
 /// | `comm.sum_pieces(pieces, factor)` | Work   | on the other ranks all_reduce() with a factor, or this; owns the list,    |
 /// |                                   |        | not its memory, until the work has ended                                  |
 template <class C>
 concept has_sum_of_pieces =
     requires(C& comm, ConstBuffer memory, BufferPieces const& buffer, double factor) {
         { comm.is_in_reach(memory) } -> std::same_as<bool>;
+        { comm.sums_pieces() } -> std::same_as<bool>;
         { comm.sum_pieces(buffer, factor) } -> Work;
     };
 

@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <concepts>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -205,8 +203,7 @@ TEST_CASE(
         1,
         joinable::detail::BufferMemory{}
     );
-    bool const reaches = true;
-    gradients->leave_in_place({&reaches, [](void const*, joinable::ConstBuffer) { return true; }});
+    gradients->leave_in_place();
     gradients->begin(false);
     joinable::Bucket const& bucket = gradients->buckets()[0];
     for (std::size_t i : {2U, 1U, 0U}) {
@@ -334,35 +331,8 @@ TEST_CASE("a reduction that is derived from AllReduce finds gradients in its buc
     });
 }
 
-TEST_CASE("gradients that all ranks reach go through buckets where these are out of reach") {
-    struct Reach {
-        bool has_buckets;
-        std::vector<Param<float>> params;
-    };
-    for (bool const are_buckets_in_reach : {false, true}) {
-        Reach reach{are_buckets_in_reach, make_params<float>({100, 100})};
-        auto& params = reach.params;
-        auto const gradients = joinable::detail::gradients_in_buckets(
-            joinable::parameters(params), {}, 0, 1, joinable::detail::BufferMemory{}
-        );
-        gradients->leave_in_place({&reach, [](void const* asked, joinable::ConstBuffer memory) {
-                                       auto const& [has_buckets, own] =
-                                           *static_cast<Reach const*>(asked);
-                                       return has_buckets || memory.data == own[0].storage.data() ||
-                                              memory.data == own[1].storage.data();
-                                   }});
-        gradients->begin(false);
-        for (std::size_t i : {1U, 0U}) {
-            fill(params[i], 3.0F);
-            gradients->pack(i, 1.0);
-        }
-        CHECK(gradients->pieces_of(0, 0, 2).number == (are_buckets_in_reach ? 2 : 0));
-        CHECK(is_filled(gradients->buckets()[0].views[0], are_buckets_in_reach ? 0.0F : 3.0F));
-    }
-}
-
 TEST_CASE(
-    "gradients of process ranks in an arena are averaged where they lie, and others beside them in buckets"
+    "gradients of process ranks are averaged where they lie, in an arena or on the heap, and never in buckets"
 ) {
     run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         constexpr std::size_t numel = 50'000;
@@ -372,19 +342,16 @@ TEST_CASE(
             auto* const place = reinterpret_cast<float*>(arena.data()) + i * numel;
             params[i].grad = joinable::AnyView{place, joinable::DType::f32, {numel}, {1}};
         }
-        bool const reaches_all =
-            std::same_as<std::remove_cvref_t<decltype(comm)>, ThreadCommunicator>;
         Reducer reducer{comm, joinable::parameters(params), {.rebuild_buckets = false}};
         for (int round = 0; round < 3; ++round) {
             average(reducer, params, 1.0 / comm.size(), static_cast<float>(comm.rank() + 1));
             for (std::size_t i = 0; i < params.size(); ++i) {
                 CHECK(doctest::Approx(params[i].g(0)) == mean_of(comm.size()));
                 CHECK(is_filled(params[i].grad, params[i].g(0)));
-                bool const is_in_bucket = i == 2 && !reaches_all;
                 for (joinable::Bucket const& bucket : reducer.buckets()) {
                     for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
                         if (bucket.parameters[k] == i) {
-                            CHECK(is_filled(bucket.views[k], is_in_bucket ? params[i].g(0) : 0.0F));
+                            CHECK(is_filled(bucket.views[k], 0.0F));
                         }
                     }
                 }

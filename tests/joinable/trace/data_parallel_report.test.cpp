@@ -8,7 +8,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -17,6 +16,7 @@
 #include <support/linear_model.hpp>
 
 #include <joinable/bucket/compression/no_reduction.hpp>
+#include <joinable/communicator/pieces.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/data_parallel.hpp>
 
@@ -102,9 +102,10 @@ TEST_CASE("a report says that gradients could be views of the buckets where they
                 ready(1);
                 ready(0);
             });
-            // Threads reach each other's gradients.
-            bool const copies =
-                !are_views && !std::is_same_v<RankCommunicator, joinable::ThreadCommunicator>;
+            bool copies = !are_views;
+            if constexpr (joinable::detail::has_sum_of_pieces<RankCommunicator>) {
+                copies = copies && !comm.sums_pieces(); // which read gradients where they lie
+            }
             auto const report = joinable::data_parallel_report(ddp);
             CHECK(report.could_be_views == copies);
             CHECK(to_string(report).ends_with("set gradient_as_bucket_view\n") == copies);

@@ -124,16 +124,9 @@ public:
                    !is_rows(i) && !is_resident(i);
         });
     }
-    void leave_in_place(MemoryInReach is_in_reach) override {
-        bool are_buckets_in_reach = true; // which hold what cannot stay in place
-        layout_.for_each_arena([&](Arena const& arena) {
-            are_buckets_in_reach =
-                are_buckets_in_reach && is_in_reach({arena.data(), arena.bytes(), DType::u8});
-        });
-        if (are_buckets_in_reach) {
-            is_in_reach_ = is_in_reach;
-            pieces_.resize(trained_.size());
-        }
+    void leave_in_place() override {
+        stays_in_place_ = true;
+        pieces_.resize(trained_.size());
     }
     [[nodiscard]] BufferPieces
     pieces_of(std::size_t bucket, std::size_t first, std::size_t last) override {
@@ -201,7 +194,7 @@ public:
         }
         bool const stays = is_in_place(gradient, factor, *places_[i]);
         // Averages of views overwrite no gradient, so there only those that stay have to be apart.
-        if (are_views_ ? stays : is_in_reach_.comm != nullptr) {
+        if (are_views_ ? stays : stays_in_place_) {
             has_moved_ = has_moved_ || packed_[i] != gradient.data();
             packed_[i] = gradient.data();
             is_packed_[i] = true;
@@ -383,10 +376,9 @@ private:
     /// Whether the sum can read a gradient where it is: it is laid out as in the bucket, and not yet to be multiplied.
     [[nodiscard]] bool
     is_in_place(AnyView const& gradient, double factor, AnyView const& place) const noexcept {
-        return is_in_reach_.comm != nullptr && factor == 1.0 && !leaves_untouched() &&
+        return stays_in_place_ && factor == 1.0 && !leaves_untouched() &&
                gradient.strides() == place.strides() && gradient.numel() != 0 &&
-               !is_in_buckets(gradient) &&
-               is_in_reach_({gradient.data(), gradient.numel(), gradient.dtype()});
+               !is_in_buckets(gradient);
     }
     /// Whether a gradient lies in a bucket: at its place, or at that of another one, where the sum may write first.
     [[nodiscard]] bool is_in_buckets(AnyView const& gradient) const noexcept {
@@ -494,8 +486,8 @@ private:
     bool are_views_;
     bool only_existing_;
     JoinedGradients joined_;
-    bool has_joined_ = false; ///< in this iteration
-    MemoryInReach is_in_reach_;
+    bool has_joined_ = false;     ///< in this iteration
+    bool stays_in_place_ = false; ///< what the sum can read there
     std::vector<std::size_t> limits_;
     bool is_sparse_dense_; ///< gradients that are rows travel in buckets
     SparseGradients sparse_;

@@ -62,6 +62,7 @@ public:
     [[nodiscard]] virtual std::unique_ptr<AnyInterface> split(int color, int key) = 0;
     [[nodiscard]] virtual bool can_split() const = 0;
     [[nodiscard]] virtual bool is_in_reach(ConstBuffer buffer) const noexcept = 0;
+    [[nodiscard]] virtual bool sums_pieces() const noexcept = 0;
     virtual void abort(AbortReason const& reason) = 0;
     [[nodiscard]] virtual bool is_aborted() const = 0;
     [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
@@ -147,6 +148,13 @@ public:
         }
     }
     [[nodiscard]] bool can_split() const override { return has_split<Comm> || comm_.size() == 1; }
+    [[nodiscard]] bool sums_pieces() const noexcept override {
+        if constexpr (has_sum_of_pieces<Comm>) {
+            return comm_.sums_pieces();
+        } else {
+            return false;
+        }
+    }
     [[nodiscard]] bool is_in_reach([[maybe_unused]] ConstBuffer buffer) const noexcept override {
         if constexpr (has_sum_of_pieces<Comm>) {
             return comm_.is_in_reach(buffer);
@@ -348,6 +356,7 @@ public:
     [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
         return comm_->is_in_reach(buffer);
     }
+    [[nodiscard]] bool sums_pieces() const noexcept { return comm_->sums_pieces(); }
     AnyWork sum_pieces(detail::BufferPieces const& buffer, double factor) {
         return post(this->requests().sum_pieces(buffer, factor));
     }

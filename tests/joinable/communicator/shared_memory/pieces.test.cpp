@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -52,17 +53,20 @@ float sum_of(int ranks, std::size_t i) {
     return sum;
 }
 
-/// `count` elements of a rank in an arena, in pieces of 1, 2, 3, ... times `step` elements with gaps between them.
+/// `count` elements of a rank in an arena, or on its heap, in pieces of 1, 2, 3, ... times `step` elements with gaps
+/// between them.
 template <class T>
 class Pieces {
 public:
     template <class Comm>
-    Pieces(Comm& comm, std::size_t count, std::size_t step) : rank_{comm.rank()} {
+    Pieces(Comm& comm, std::size_t count, std::size_t step, bool is_on_heap = false)
+        : rank_{comm.rank()} {
         std::size_t size = 0;
         for (std::size_t at = 0, length = step; at < count; at += length, length += step) {
             size += gap + length;
         }
-        arena_ = joinable::make_arena(comm, size * sizeof(T));
+        std::size_t const bytes = size * sizeof(T);
+        arena_ = is_on_heap ? joinable::Arena{bytes} : joinable::make_arena(comm, bytes);
         auto* place = reinterpret_cast<T*>(arena_.data());
         for (std::size_t at = 0, length = step; at < count; length += step) {
             std::span<T> const piece{place + gap, (std::min)(length, count - at)};
@@ -121,8 +125,10 @@ private:
 
 /// The sum of `mine` into memory in one place.
 template <class T, class Comm>
-void check_sum_elsewhere(Comm& comm, Pieces<T>& mine, std::size_t count) {
-    joinable::Arena const arena = joinable::make_arena(comm, count * sizeof(T));
+void check_sum_elsewhere(Comm& comm, Pieces<T>& mine, std::size_t count, bool is_on_heap = false) {
+    std::size_t const bytes = count * sizeof(T);
+    joinable::Arena const arena =
+        is_on_heap ? joinable::Arena{bytes} : joinable::make_arena(comm, bytes);
     auto* const out = reinterpret_cast<T*>(arena.data());
     comm.sum_pieces(mine.buffer(out), factor_of(comm.rank())).wait();
     std::size_t wrong = 0;
@@ -192,6 +198,58 @@ TEST_CASE("pieces in arenas are summed with a rank whose buffer lies on its heap
     });
 }
 
+/// Pieces on the heap or not, whose sum goes back to them, or to an arena, or to the heap. Other ranks do otherwise.
+void check_unreached(ProcessCommunicator& comm, std::size_t count, int way) {
+    Pieces<float> mine{comm, count, 100 + static_cast<std::size_t>(comm.rank()), way % 2 == 0};
+    if (way / 2 == 0) {
+        comm.sum_pieces(mine.buffer(), factor_of(comm.rank())).wait();
+        mine.check_sums(comm.size());
+    } else {
+        check_sum_elsewhere(comm, mine, count, way / 2 == 1);
+    }
+}
+
+TEST_CASE(
+    "pieces that other processes do not reach are summed at once and slice by slice, wherever the sum goes"
+) {
+    for (std::size_t const count : {1U, 5000U, 1'000'000U}) {
+        for (int const first : {0, 1, 2, 3, 4, 5}) {
+            for (bool const are_alike : {false, true}) {
+                run_process_ranks({1, 2, 3, 4, 8}, [&](ProcessCommunicator& comm) {
+                    check_unreached(comm, count, (first + (are_alike ? 0 : comm.rank())) % 6);
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE(
+    "pieces on the heaps of ranks, one of which is killed in the sum, are not used when the others have thrown"
+) {
+    for (int const size : groups_of_processes({2, 3, 4, 8})) {
+        Shared<std::atomic<int>> named;
+        auto const body = [&](ProcessCommunicator& comm) {
+            constexpr std::size_t count = 1'000'000;
+            std::optional<Pieces<float>> mine{std::in_place, comm, count, std::size_t{1000}, true};
+            std::optional<joinable::ProcessWork> work{comm.sum_pieces(mine->buffer(), 1.0)};
+            comm.barrier(); // all have arrived
+            if (comm.rank() == 1) {
+                std::raise(SIGKILL);
+            }
+            try {
+                work->wait();
+            } catch (joinable::PeerFailed const& error) {
+                *named += error.ranks() == std::vector{1} ? 1 : 0;
+            }
+            work.reset();
+            mine.reset(); // address sanitizer would find a rank that goes on
+            CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
+        };
+        CHECK_THROWS_AS(run_process_ranks({size}, body), joinable::PeerFailed);
+        CHECK(*named == size - 1);
+    }
+}
+
 template <class Comm>
 void check_many(Comm& comm) {
     joinable::ProgressThread const helper{comm};
@@ -219,9 +277,11 @@ TEST_CASE("a communicator of any transport sums pieces if the transport does") {
         AnyCommunicator any{comm};
         check_rank<float>(any, 2);
         CHECK(any.is_in_reach(Buffer{}));
+        CHECK(any.sums_pieces());
     });
     joinable::SelfCommunicator self;
     CHECK_FALSE(AnyCommunicator{self}.is_in_reach(Buffer{}));
+    CHECK_FALSE(AnyCommunicator{self}.sums_pieces());
 }
 
 TEST_CASE("ranks that sum different amounts in pieces all throw Mismatch, and no data moves") {

@@ -34,6 +34,8 @@ struct OwnPlace {
     int rank = -1;           ///< none
     std::byte* in = nullptr; ///< only read from
     std::byte* out = nullptr;
+    /// If there are some, they are the input, and the output if `out` is null.
+    BufferPieces pieces = {};
 };
 
 /// A collective in which all ranks have arrived, as blocks to move or reduce. Blocks are numbered,
@@ -73,10 +75,18 @@ private:
     /// up to the end of the slice follow it; if it is in pieces, those up to the end of the piece.
     [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept;
     [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
-        return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
+        return rank == own_.rank ? own(own_.pieces.number == 0 ? own_.in : nullptr, offset)
+                                 : shared(rank, ArrivalLine::in, offset);
     }
     [[nodiscard]] std::byte* output(int rank, std::size_t offset) const noexcept {
-        return rank == own_.rank ? own_.out + offset : shared(rank, ArrivalLine::out, offset);
+        return rank == own_.rank ? own(own_.out, offset) : shared(rank, ArrivalLine::out, offset);
+    }
+    /// Byte `offset` of the rank's own buffer, or of its pieces if that is null.
+    [[nodiscard]] std::byte* own(std::byte* buffer, std::size_t offset) const noexcept {
+        return buffer != nullptr
+                   ? buffer + offset
+                   : static_cast<std::byte*>(BufferPiece::of_address(own_.pieces.address_of(offset))
+                     );
     }
 
     void run_part(Block const& block, std::size_t begin, std::size_t end) const;

@@ -25,7 +25,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 struct LentAddresses {
     void const* in = nullptr;
     void* out = nullptr;
-    std::size_t ring = 0; ///< bytes of the ring to which slices are copied in turn; 0: no ring
+    std::size_t ring = 0;   ///< bytes of the ring to which slices are copied in turn; 0: no ring
+    std::size_t pieces = 0; ///< `in` is a list of so many; 0: it is the input
 };
 
 /// For threads, which access each other's buffers in place.
@@ -39,16 +40,18 @@ public:
     [[nodiscard]] static bool lend(std::uint64_t, ConstBuffer, Buffer, std::size_t) noexcept {
         return true;
     }
-    [[nodiscard]] static bool lend_pieces(std::uint64_t, BufferPieces const&) noexcept {
+    [[nodiscard]] static bool
+    lend_pieces(std::uint64_t, BufferPieces const&, std::size_t) noexcept {
         return true;
     }
     [[nodiscard]] static LentAddresses lent(std::uint64_t, ConstBuffer in, Buffer out) noexcept {
         return {in.data, out.data};
     }
     [[nodiscard]] static LentAddresses lent(std::uint64_t, BufferPieces const& pieces) noexcept {
-        return {pieces.list, pieces.out != nullptr ? pieces.out : pieces.list};
+        return {pieces.list, pieces.out != nullptr ? pieces.out : pieces.list, 0, pieces.number};
     }
     [[nodiscard]] static LentAddresses own(std::uint64_t) noexcept { return {}; }
+    [[nodiscard]] static BufferPieces own_pieces(std::uint64_t) noexcept { return {}; }
     static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void copy_out(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void give_back(std::uint64_t) noexcept {}
@@ -85,20 +88,25 @@ public:
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
     lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
-    /// Copies the list of pieces, which lie in arenas, as their result does; the caller makes their addresses places.
-    /// Returns false as above.
+    /// Copies the list of pieces if they and their result lie in arenas; the caller makes their addresses places. Else
+    /// copies the pieces as above, in one place or by a ring. Returns false as above.
     /// @throws ContractViolation  there will never be room for it. Throws what the Room throws.
-    [[nodiscard]] bool lend_pieces(std::uint64_t sequence, BufferPieces const& pieces);
+    [[nodiscard]] bool
+    lend_pieces(std::uint64_t sequence, BufferPieces const& pieces, std::size_t ring = 0);
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }
-    /// The addresses of the list and of the result: the list again if that goes into the pieces.
+    /// Of pieces that lie in arenas, the addresses of the list and of the result: the list again if that goes into them.
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, BufferPieces const&) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }
 
     /// The rank's own addresses of the buffers of a collective that moves in slices.
     [[nodiscard]] LentAddresses own(std::uint64_t sequence) const noexcept;
+    /// The pieces of its input, and of its output if own() has none; none if they are in one place or in arenas.
+    [[nodiscard]] BufferPieces own_pieces(std::uint64_t sequence) const noexcept {
+        return loans_[sequence % loans_.size()].parts;
+    }
     /// Copies the bytes [begin, end) of the input to their place in the ring. They must not pass
     /// its end.
     void copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept;
@@ -117,13 +125,15 @@ private:
         std::byte* copies = nullptr; ///< null: nothing was copied
         std::size_t bytes = 0;
         LentAddresses at = {};
-        ConstBuffer in = {};    ///< copied to `copies`
-        Buffer out = {};        ///< copied back from there
-        std::size_t pieces = 0; ///< `copies` has so many
+        ConstBuffer in = {}; ///< copied to `copies`
+        Buffer out = {};     ///< copied back from there
+        /// Copied likewise, in place of `in`; the output is copied to them if there is no other one.
+        BufferPieces parts = {};
         bool is_kept = false;
     };
     /// @throws ContractViolation  there will never be so much.
     void require_room(std::size_t bytes) const;
+    [[nodiscard]] bool are_in_reach(BufferPieces const& pieces) const noexcept;
     static void copy(void* to, void const* from, std::size_t bytes) noexcept {
         if (bytes != 0) {
             std::memcpy(to, from, bytes);

@@ -72,7 +72,12 @@ public:
         auto const own = memory.own(sequence_);
         auto* const in = static_cast<std::byte*>(const_cast<void*>(own.in)); // is only read
         bool const is_in_pieces = board.line(rank, sequence_).payload[ArrivalLine::pieces] != 0;
-        OwnPlace const place{is_in_pieces ? -1 : rank, in, static_cast<std::byte*>(own.out)};
+        OwnPlace const place{
+            is_in_pieces ? -1 : rank,
+            in,
+            static_cast<std::byte*>(own.out),
+            memory.own_pieces(sequence_)
+        };
         Exchange const exchange{board, sequence_, signature, place};
         for (bool moves = true; moves;) {
             moves = false;
@@ -95,7 +100,7 @@ public:
                 board.room.wake();
                 moves = true;
             }
-            if (taken_ < done_by_all(board)) {
+            if (taken_ < limit_of_taking(board, rank)) {
                 for_shares_of_others(taken_, rank, [&](std::size_t begin, std::size_t end) {
                     memory.copy_out(sequence_, begin, end);
                 });
@@ -108,7 +113,7 @@ public:
 
     [[nodiscard]] bool can_advance(Board& board, int rank) const noexcept {
         return lent_ < limit_of_lending(board, rank) || can_compute(board) ||
-               taken_ < done_by_all(board);
+               taken_ < limit_of_taking(board, rank);
     }
 
     /// A sign of progress: how often this rank has advanced.
@@ -141,7 +146,11 @@ private:
             copy(begin * slices_.element, end * slices_.element);
         }
     }
+    // A rank that has given up may have freed its buffers.
     [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept;
+    [[nodiscard]] std::uint64_t limit_of_taking(Board& board, int rank) const noexcept {
+        return board.progress(rank, sequence_).has_given_up.load() ? 0 : done_by_all(board);
+    }
     /// The minimum of a number that each rank publishes.
     [[nodiscard]] std::uint64_t
     least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept;

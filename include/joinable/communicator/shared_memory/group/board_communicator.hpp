@@ -32,6 +32,7 @@ public:
     [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
         return rank_.is_in_reach(buffer);
     }
+    [[nodiscard]] static constexpr bool sums_pieces() noexcept { return true; }
     Work sum_pieces(BufferPieces const& buffer, double factor) {
         return post(this->requests().sum_pieces(buffer, factor));
     }

@@ -35,7 +35,7 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         std::size_t const ring = Slices::fit(signature.collective) ? Slices::ring_bytes(board_) : 0;
         while (
             !(pieces.number == 0 ? memory_.lend(sequence, in, out, ring)
-                                 : memory_.lend_pieces(sequence, pieces))
+                                 : memory_.lend_pieces(sequence, pieces, ring))
         ) {
             if (retired_ == next_) {
                 throw ContractViolation{
@@ -47,7 +47,7 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         }
         LentAddresses const at =
             pieces.number == 0 ? memory_.lent(sequence, in, out) : memory_.lent(sequence, pieces);
-        for (std::size_t k = 0; k < pieces.number; ++k) {
+        for (std::size_t k = 0; k < at.pieces; ++k) {
             BufferPiece& piece = static_cast<BufferPiece*>(const_cast<void*>(at.in))[k];
             piece.at = board_.place_of(piece.data());
         }
@@ -55,7 +55,7 @@ std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
         line.payload[ArrivalLine::out] = board_.place_of(at.out);
         line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(signature.factor);
         line.payload[ArrivalLine::ring] = at.ring;
-        line.payload[ArrivalLine::pieces] = pieces.number;
+        line.payload[ArrivalLine::pieces] = at.pieces;
         if (signature.has_counts) {
             auto const mine = board_.sends(rank_, sequence);
             reserve_once(counts_, sequence, mine.data(), 2 * mine.size_bytes());

@@ -99,7 +99,8 @@ JOINABLE_DEFINITION std::size_t
 Exchange::end_of_pieces(std::size_t begin, std::size_t end) const noexcept {
     std::size_t const element = size_of(signature_.dtype);
     for (int rank = 0; rank < board_.size(); ++rank) {
-        if (auto const pieces = pieces_of(rank); pieces.number != 0) {
+        auto const pieces = rank == own_.rank ? own_.pieces : pieces_of(rank);
+        if (pieces.number != 0) {
             end = (std::min)(end, pieces.at(begin * element).end / element);
         }
     }
@@ -111,9 +112,7 @@ Exchange::shared(int rank, std::size_t word, std::size_t offset) const noexcept 
     auto const& payload = board_.line(rank, sequence_).payload;
     bool const is_in_one_place = payload[word] != payload[ArrivalLine::in];
     if (auto const pieces = pieces_of(rank); pieces.number != 0 && !is_in_one_place) {
-        BufferPiece const& piece = pieces.at(offset);
-        std::size_t const begin = &piece == pieces.list ? 0 : (&piece - 1)->end;
-        return board_.place_at(piece.at) + (offset - begin);
+        return board_.place_at(pieces.address_of(offset));
     }
     std::uint64_t const ring = payload[ArrivalLine::ring];
     return board_.place_at(payload[word]) + (ring == 0 ? offset : offset % ring);

@@ -49,18 +49,54 @@ JOINABLE_DEFINITION void StagedMemory::require_room(std::size_t bytes) const {
     }
 }
 
+/// Calls f(address, first, last) for each part of pieces that has bytes [first, last) of [begin, end).
+template <class F>
+void for_parts(BufferPieces const& pieces, std::size_t begin, std::size_t end, F const& f) {
+    for (std::size_t at = begin; at < end;) {
+        BufferPiece const& piece = pieces.at(at);
+        std::size_t const last = (std::min)(end, piece.end);
+        f(static_cast<std::byte*>(piece.data()) + (at - pieces.begin_of(piece)), at, last);
+        at = last;
+    }
+}
+
+JOINABLE_DEFINITION bool StagedMemory::are_in_reach(BufferPieces const& pieces) const noexcept {
+    for (std::size_t k = 0; k < pieces.number; ++k) {
+        BufferPiece const& piece = pieces.list[k];
+        if (!room_->reaches({piece.data(), piece.end - pieces.begin_of(piece), DType::u8})) {
+            return false;
+        }
+    }
+    return true;
+}
+
 JOINABLE_DEFINITION bool
-StagedMemory::lend_pieces(std::uint64_t sequence, BufferPieces const& pieces) {
+StagedMemory::lend_pieces(std::uint64_t sequence, BufferPieces const& pieces, std::size_t ring) {
+    Buffer const out{pieces.out, pieces.count(), pieces.dtype};
+    bool const has_out = pieces.out != nullptr;
+    bool const is_list = (!has_out || room_->reaches(out)) && are_in_reach(pieces);
     std::size_t const of_list = pieces.number * sizeof(BufferPiece);
-    std::size_t const bytes = in_cache_lines(of_list);
+    std::size_t const all = in_cache_lines(is_list ? of_list : out.bytes());
+    bool const is_sliced = !is_list && ring != 0 && all > ring;
+    std::size_t const bytes = is_sliced ? ring : all;
     require_room(bytes);
-    std::byte* const list = room_->allocate(bytes);
-    if (list == nullptr) {
+    std::byte* const copies = room_->allocate(bytes);
+    if (copies == nullptr) {
         return false;
     }
-    copy(list, pieces.list, of_list);
-    void* const out = pieces.out != nullptr ? pieces.out : list;
-    loans_[sequence % loans_.size()] = {list, bytes, {list, out}, {}, {}, pieces.number};
+    Loan& loan = loans_[sequence % loans_.size()];
+    if (is_list) {
+        copy(copies, pieces.list, of_list);
+        loan = {copies, bytes, {copies, has_out ? pieces.out : copies, 0, pieces.number}};
+        return true;
+    }
+    // The sum as well, also if it goes to an arena: another rank writes faster into a few cache lines than there.
+    loan = {
+        copies, bytes, {copies, copies, is_sliced ? ring : 0}, {}, has_out ? out : Buffer{}, pieces
+    };
+    if (!is_sliced) {
+        copy_in(sequence, 0, out.bytes());
+    }
     return true;
 }
 
@@ -75,22 +111,44 @@ StagedMemory::copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end
     if (loan.in.count != 0) {
         auto const* const from = static_cast<std::byte const*>(loan.in.data) + begin;
         copy(loan.copies + begin % loan.bytes, from, end - begin);
+    } else if (loan.parts.number != 0) {
+        for_parts(
+            loan.parts,
+            begin,
+            end,
+            [&](std::byte* part, std::size_t first, std::size_t last) {
+                copy(loan.copies + first % loan.bytes, part, last - first);
+            }
+        );
     }
 }
 
 JOINABLE_DEFINITION void
 StagedMemory::copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
     Loan const& loan = loans_[sequence % loans_.size()];
+    auto const* const from = static_cast<std::byte const*>(loan.at.out);
     if (loan.out.count != 0) {
         auto* const to = static_cast<std::byte*>(loan.out.data) + begin;
-        copy(to, loan.copies + begin % loan.bytes, end - begin);
+        copy(to, from + begin % loan.bytes, end - begin);
+    } else if (loan.parts.number != 0) {
+        for_parts(
+            loan.parts,
+            begin,
+            end,
+            [&](std::byte* part, std::size_t first, std::size_t last) {
+                copy(part, from + first % loan.bytes, last - first);
+            }
+        );
     }
 }
 
 JOINABLE_DEFINITION void StagedMemory::give_back(std::uint64_t sequence) noexcept {
     Loan& loan = loans_[sequence % loans_.size()];
     if (loan.at.ring == 0) {
-        copy(loan.out.data, loan.at.out, loan.out.bytes());
+        bool const has_parts = loan.parts.number != 0;
+        copy_out(
+            sequence, 0, has_parts ? loan.parts.list[loan.parts.number - 1].end : loan.out.bytes()
+        );
     }
     free(loan);
     loan = {};
@@ -101,7 +159,7 @@ JOINABLE_DEFINITION void StagedMemory::keep(std::uint64_t sequence, Board& board
     loan.is_kept = true;
     room_->keep_arena(loan.at.out);
     auto const* const pieces = reinterpret_cast<BufferPiece const*>(loan.copies);
-    for (std::size_t k = 0; k < loan.pieces; ++k) {
+    for (std::size_t k = 0; k < loan.at.pieces; ++k) {
         room_->keep_arena(board.place_at(pieces[k].at));
     }
 }

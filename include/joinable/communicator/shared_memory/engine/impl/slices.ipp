@@ -89,6 +89,9 @@ JOINABLE_DEFINITION bool Pipeline::is_given_up(Board& board) const noexcept {
 
 JOINABLE_DEFINITION std::uint64_t
 Pipeline::limit_of_lending(Board& board, int rank) const noexcept {
+    if (board.progress(rank, sequence_).has_given_up.load()) {
+        return 0;
+    }
     bool const has_ring = board.line(rank, sequence_).payload[ArrivalLine::ring] != 0;
     return has_ring ? (std::min)(count_, taken_ + tuning::slices_per_ring) : count_;
 }

@@ -87,7 +87,7 @@ measure() { # prints lines whose last word is a time in microseconds, and whose 
     threads | processes | processes_own) "$out/joinable" "$1" "$ranks" ;;
     openmpi | mpich) launch "$1" "$out/$1" "$1" ;;
     guard) of_benchmark "$out/guard" "^(bare_all_reduce|guarded_iteration)/$ranks/" ;;
-    zero) of_benchmark "$out/zero" "^(limit_sharded|sharded_(flat|by_parameters))/.*ranks:2/MB:25/" ;;
+    zero) of_benchmark "$out/zero" "^(limit_sharded|(sharded|processes)_(flat|by_parameters))/.*ranks:2/MB:25/" ;;
     gloo) # one line for each size
         "$out/gloo" "$ranks" 30 | sed -nE 's/^ *([0-9]+) bytes.* ring ([0-9]+), by cube ([0-9]+); ours ([0-9]+);.*/\1 \2 \3 \4/p' |
             while read -r size ring cube ours; do

@@ -119,17 +119,18 @@ def rows(ranks: int) -> list[Row]:
                     1.0,
                 )
             )
-    found.append(
-        Row(
-            "sharded step, 25 MiB, flat",
-            at("zero sharded_flat/ranks:2/MB:25/iterations:1/repeats:5/manual_time_median"),
-            "by parameters",
-            at("zero sharded_by_parameters/ranks:2/MB:25/iterations:1/repeats:5/manual_time_median"),
-            1.15,
-            at("zero limit_sharded/ranks:2/MB:25/iterations:1/repeats:5/manual_time_median"),
-            "values are packed and unpacked: parameters_as_bucket_view avoids it",
+    for way, prefix in (("threads", "sharded"), ("processes", "processes")):
+        found.append(
+            Row(
+                f"sharded step, 25 MiB, flat, {way}",
+                at(f"zero {prefix}_flat/ranks:2/MB:25/iterations:1/repeats:5/manual_time_median"),
+                "by parameters",
+                at(f"zero {prefix}_by_parameters/ranks:2/MB:25/iterations:1/repeats:5/manual_time_median"),
+                1.15,
+                at("zero limit_sharded/ranks:2/MB:25/iterations:1/repeats:5/manual_time_median"),
+                "values are packed and unpacked: parameters_as_bucket_view avoids it",
+            )
         )
-    )
     found.append(
         Row(
             "a guarded iteration with one all-reduce",

@@ -44,12 +44,14 @@ std::vector<W> model_of(std::int64_t megabytes, bool is_narrow) {
     return model;
 }
 
+enum class Ranks { threads, processes };
+
 /// Seconds of a step: of the slowest rank, the mean of some after one to warm up.
-template <class W = Weights, class Make>
+template <class W = Weights, Ranks ranks = Ranks::threads, class Make>
 void measure(benchmark::State& state, Make const& make, bool is_narrow = false) {
+    auto const seconds = joinable::shared_buffer<double>(1);
     for (auto _ : state) {
-        double seconds = 0;
-        joinable::run_threads(static_cast<int>(state.range(0)), [&](auto& comm) {
+        auto const run = [&](auto& comm) {
             auto model = model_of<W>(state.range(1), is_narrow);
             auto step = make(comm, model);
             step();
@@ -60,10 +62,16 @@ void measure(benchmark::State& state, Make const& make, bool is_narrow = false) 
             }
             comm.barrier();
             if (comm.rank() == 0) {
-                seconds = std::chrono::duration<double>(Clock::now() - start).count() / steps;
+                seconds[0] = std::chrono::duration<double>(Clock::now() - start).count() / steps;
             }
-        });
-        state.SetIterationTime(seconds);
+        };
+        auto const size = static_cast<int>(state.range(0));
+        if constexpr (ranks == Ranks::threads) {
+            joinable::run_threads(size, run);
+        } else {
+            joinable::run_processes(size, run);
+        }
+        state.SetIterationTime(seconds[0]);
     }
     double const parameters = static_cast<double>(state.range(1)) * ((1U << 18U) + 512);
     state.counters["parameters"] = parameters;
@@ -103,7 +111,11 @@ void whole(benchmark::State& state) {
     });
 }
 
-template <joinable::Partition partition, class W = Weights, bool is_narrow = false>
+template <
+    joinable::Partition partition,
+    class W = Weights,
+    bool is_narrow = false,
+    Ranks ranks = Ranks::threads>
 void sharded(benchmark::State& state) {
     auto const make = [](auto& comm, auto& model) {
         using Zero = joinable::
@@ -115,7 +127,7 @@ void sharded(benchmark::State& state) {
         auto zero = std::make_unique<Zero>(comm, model, joinable::Adam{}, options);
         return [zero = std::move(zero)] { zero->step(); };
     };
-    measure<W>(state, make, is_narrow);
+    measure<W, ranks>(state, make, is_narrow);
 }
 
 /// A round of a training whose passes only use values: gradients are averaged and stepped.
@@ -254,6 +266,12 @@ BENCHMARK(sharded<joinable::Partition::by_parameters>)
     ->Name("sharded_by_parameters");
 BENCHMARK(sharded<joinable::Partition::flat>)->Apply(with_sizes)->Name("sharded_flat");
 using joinable::Partition;
+BENCHMARK(sharded<Partition::by_parameters, Weights, false, Ranks::processes>)
+    ->Apply(with_sizes)
+    ->Name("processes_by_parameters");
+BENCHMARK(sharded<Partition::flat, Weights, false, Ranks::processes>)
+    ->Apply(with_sizes)
+    ->Name("processes_flat");
 BENCHMARK(sharded<Partition::by_parameters, MovableWeights>)
     ->Apply(with_sizes)
     ->Name("sharded_by_parameters_in_buckets");

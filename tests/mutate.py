@@ -703,6 +703,11 @@ MUTATIONS = [
         "interop/torch_values.test.cpp", "values of a libtorch module that ranks keep in parts*",
     ),
     Mutation(
+        "graphs-of-other-threads-are-followed", "interop/torch_sharded.hpp",
+        "if (number != none && node.thread_id() != at::RecordFunction::currentThreadId()) {", "if (false) {",
+        "interop/torch_values.test.cpp", "each mistake with values*",
+    ),
+    Mutation(
         "buffers-of-types-without-a-name-are-refused", "interop/torch.hpp",
         "            case 4: return DType::u32;\n", "",
         "interop/torch.test.cpp", "buffers and frozen parameters of any type*",

@@ -20,6 +20,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
+#include <ATen/record_function.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/DispatchKey.h>
@@ -302,6 +303,14 @@ public:
         std::unordered_set<void const*> seen;
         for_each_node(outputs, [&](::torch::autograd::Node& node) {
             std::uint64_t const number = node.sequence_nr(); // none: it adds to a gradient
+            if (number != none && node.thread_id() != at::RecordFunction::currentThreadId()) {
+                throw ContractViolation{concat(
+                    "the graph of what forward() returns has a node of another thread (",
+                    node.name(),
+                    "), and libtorch numbers those of each thread by themselves, so nothing tells which values it needs; "
+                    "run the layers in the thread that calls forward(), and detach() inputs of others"
+                )};
+            }
             bool const is_new = number >= begin && number != none && seen.insert(&node).second;
             if (is_new && number < end) {
                 node.add_pre_hook(std::make_unique<TorchNodeHook>(hook, number));
@@ -483,7 +492,9 @@ public:
 
     /// Clips the averaged gradients of the next step so that their norm over all parameters and ranks is at most
     /// `max_norm`, after ShardedOptions::before_step. Call it between the backward pass and the step, equally on all ranks
-    /// that have not joined, also before the step of a batch that was skipped; joined ranks clip as well. Local: the sums run within the step. See ClipNorm.
+    /// that have not joined, also before the step of a batch that was skipped: the step begins with a sum over all ranks,
+    /// and no message tells a rank of it. With `ShardedOptions::before_step = ClipNorm{1}` each step clips, without calls.
+    /// Joined ranks clip as well. Local: the sums run within the step. See ClipNorm.
     /// @throws ContractViolation  with step_in_backward, where parameters are stepped before all gradients are there.
     void clip_grad_norm_(double max_norm, double norm_type = 2) {
         if (!clip_) {
@@ -517,7 +528,8 @@ public:
     ///
     /// A unit is gathered once in a pass: hold values that are used again, such as tied weights. Values that are held while a
     /// later unit is used stay for the backward pass, too. Around a checkpointed block hold its values outside of
-    /// the checkpoint. Nodes made under the object must be reached from what the pass returns.
+    /// the checkpoint. Nodes made under the object must be reached from what the pass returns, and layers run in the thread
+    /// that calls forward().
     /// @throws ContractViolation  outside a pass, out of order, or the module is not a part of this one.
     template <class Part>
     [[nodiscard]] HeldValues use(Part const& part) {

@@ -14,6 +14,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -732,6 +733,14 @@ TEST_CASE("each mistake with values of a libtorch module in parts is answered by
             torch::NoGradGuard const no_graph;
             static_cast<void>(sharded->use(model->ptr(0)));
             return inputs;
+        });
+    });
+    is_told("has a node of another thread (", [&](auto& sharded, auto& model) {
+        sharded->forward([&] {
+            auto const held = sharded->use(model);
+            Tensor outputs;
+            std::thread{[&] { outputs = model->forward(inputs); }}.join();
+            return outputs;
         });
     });
     is_told("(create_graph), which would not be averaged", [&](auto& sharded, auto& model) {

@@ -6,7 +6,7 @@ if(NOT TARGET joinable::nccl)
 endif()
 enable_language(CUDA)
 add_executable(
-    train_text_cuda train_text/main.cpp train_text/engine.cpp train_text/host_ranks.cpp
+    train_text_cuda train_text/main.cpp train_text/engine.cpp ${host_ranks}
                     train_text/launched.cpp train_text/over_machines.cpp train_text/over_tcp.cpp
                     train_text/without_gloo.cpp train_text/without_mpi.cpp
                     train_text/with_cuda.cu

@@ -60,72 +60,63 @@ namespace torch {
 template <class O>
 struct optimizer_traits;
 
-template <>
-struct optimizer_traits<::torch::optim::SGD> {
-    using Options = ::torch::optim::SGDOptions;
-    using State = ::torch::optim::SGDParamState;
-    static constexpr bool counts_steps = false; ///< whether State has step()
-    static constexpr std::array<std::string_view, 5> settings{
-        "lr", "momentum", "dampening", "weight_decay", "nesterov"
-    };
-    /// Calls `f` with each setting, in the order of their names.
-    template <class F>
-    static void for_each_setting(Options& o, F const& f) {
-        f(o.lr());
-        f(o.momentum());
-        f(o.dampening());
-        f(o.weight_decay());
-        f(o.nesterov());
-    }
-    /// The names of the state with these settings, which are numbers in the order of their names.
-    static std::span<std::string_view const> state_names(std::span<double const> s) {
-        static constexpr std::array<std::string_view, 1> names{"momentum_buffer"};
-        return std::span{names}.first(s[1] != 0 ? 1 : 0);
-    }
-    /// Calls `f` with the tensors of these names.
-    template <class F>
-    static void for_each_state(State& state, std::span<double const> s, F const& f) {
-        if (s[1] != 0) {
-            f(state.momentum_buffer());
-        }
-    }
-};
-
 } // namespace torch
 
 namespace detail {
 
-template <class OptionsOf, class StateOf>
-struct TorchAdamTraits {
+/// The state of a parameter that an optimizer has: so many of the tensors in its table.
+struct TorchStates {
+    std::size_t first;
+    std::size_t count;
+};
+
+/// The members of optimizer_traits, from tables in `Self`: `settings` and `states` are names, settings_of(options) and
+/// states_of(state) tie what they name, and used_states(numbers) says which states there are with these settings.
+template <class Self, class OptionsOf, class StateOf>
+struct TorchTable {
     using Options = OptionsOf;
     using State = StateOf;
-    static constexpr bool counts_steps = true;
+    static constexpr bool counts_steps = true; ///< whether State has step()
+    /// Calls `f` with each setting, in the order of their names.
+    template <class F>
+    static void for_each_setting(Options& o, F const& f) {
+        std::apply([&](auto&... each) { (f(each), ...); }, Self::settings_of(o));
+    }
+    /// The names of the state with these settings, which are numbers in the order of their names.
+    static std::span<std::string_view const> state_names(std::span<double const> s) {
+        TorchStates const used = Self::used_states(s);
+        return std::span{Self::states}.subspan(used.first, used.count);
+    }
+    /// Calls `f` with the tensors of these names.
+    template <class F>
+    static void for_each_state(State& state, std::span<double const> s, F const& f) {
+        TorchStates const used = Self::used_states(s);
+        std::size_t k = 0;
+        auto const visit = [&](at::Tensor& tensor) {
+            if (std::size_t const i = k++; i >= used.first && i < used.first + used.count) {
+                f(tensor);
+            }
+        };
+        std::apply([&](auto&... each) { (visit(each), ...); }, Self::states_of(state));
+    }
+};
+
+template <class Self, class OptionsOf, class StateOf>
+struct TorchAdamTable : TorchTable<Self, OptionsOf, StateOf> {
     static constexpr std::array<std::string_view, 6> settings{
         "lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad"
     };
-    template <class F>
-    static void for_each_setting(Options& o, F const& f) {
-        f(o.lr());
-        f(std::get<0>(o.betas()));
-        f(std::get<1>(o.betas()));
-        f(o.eps());
-        f(o.weight_decay());
-        f(o.amsgrad());
+    static constexpr std::array<std::string_view, 3> states{
+        "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
+    };
+    static auto settings_of(OptionsOf& o) {
+        auto& [beta1, beta2] = o.betas();
+        return std::tie(o.lr(), beta1, beta2, o.eps(), o.weight_decay(), o.amsgrad());
     }
-    static std::span<std::string_view const> state_names(std::span<double const> s) {
-        static constexpr std::array<std::string_view, 3> names{
-            "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
-        };
-        return std::span{names}.first(s[5] != 0 ? 3 : 2);
+    static auto states_of(StateOf& state) {
+        return std::tie(state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq());
     }
-    template <class F>
-    static void for_each_state(State& state, std::span<double const> s, F const& f) {
-        f(state.exp_avg());
-        f(state.exp_avg_sq());
-        if (s[5] != 0) {
-            f(state.max_exp_avg_sq());
-        }
-    }
+    static TorchStates used_states(std::span<double const> s) { return {0, s[5] != 0 ? 3U : 2U}; }
 };
 
 } // namespace detail
@@ -133,72 +124,74 @@ struct TorchAdamTraits {
 namespace torch {
 
 template <>
-struct optimizer_traits<::torch::optim::Adam>
-    : detail::TorchAdamTraits<::torch::optim::AdamOptions, ::torch::optim::AdamParamState> {};
-template <>
-struct optimizer_traits<::torch::optim::AdamW>
-    : detail::TorchAdamTraits<::torch::optim::AdamWOptions, ::torch::optim::AdamWParamState> {};
-
-template <>
-struct optimizer_traits<::torch::optim::RMSprop> {
-    using Options = ::torch::optim::RMSpropOptions;
-    using State = ::torch::optim::RMSpropParamState;
-    static constexpr bool counts_steps = true;
-    static constexpr std::array<std::string_view, 6> settings{
-        "lr", "alpha", "eps", "weight_decay", "momentum", "centered"
+struct optimizer_traits<::torch::optim::SGD> : detail::TorchTable<
+                                                   optimizer_traits<::torch::optim::SGD>,
+                                                   ::torch::optim::SGDOptions,
+                                                   ::torch::optim::SGDParamState> {
+    static constexpr bool counts_steps = false;
+    static constexpr std::array<std::string_view, 5> settings{
+        "lr", "momentum", "dampening", "weight_decay", "nesterov"
     };
-    template <class F>
-    static void for_each_setting(Options& o, F const& f) {
-        f(o.lr());
-        f(o.alpha());
-        f(o.eps());
-        f(o.weight_decay());
-        f(o.momentum());
-        f(o.centered());
+    static constexpr std::array<std::string_view, 1> states{"momentum_buffer"};
+    static auto settings_of(Options& o) {
+        return std::tie(o.lr(), o.momentum(), o.dampening(), o.weight_decay(), o.nesterov());
     }
-    static std::span<std::string_view const> state_names(std::span<double const> s) {
-        static constexpr std::array<std::string_view, 3> names{
-            "grad_avg", "square_avg", "momentum_buffer"
-        };
-        std::size_t const first = s[5] != 0 ? 0 : 1;
-        return std::span{names}.subspan(first, 2 - first + (s[4] != 0 ? 1 : 0));
-    }
-    template <class F>
-    static void for_each_state(State& state, std::span<double const> s, F const& f) {
-        if (s[5] != 0) {
-            f(state.grad_avg());
-        }
-        f(state.square_avg());
-        if (s[4] != 0) {
-            f(state.momentum_buffer());
-        }
+    static auto states_of(State& state) { return std::tie(state.momentum_buffer()); }
+    static detail::TorchStates used_states(std::span<double const> s) {
+        return {0, s[1] != 0 ? 1U : 0U};
     }
 };
 
 template <>
-struct optimizer_traits<::torch::optim::Adagrad> {
-    using Options = ::torch::optim::AdagradOptions;
-    using State = ::torch::optim::AdagradParamState;
-    static constexpr bool counts_steps = true;
+struct optimizer_traits<::torch::optim::Adam> : detail::TorchAdamTable<
+                                                    optimizer_traits<::torch::optim::Adam>,
+                                                    ::torch::optim::AdamOptions,
+                                                    ::torch::optim::AdamParamState> {};
+template <>
+struct optimizer_traits<::torch::optim::AdamW> : detail::TorchAdamTable<
+                                                     optimizer_traits<::torch::optim::AdamW>,
+                                                     ::torch::optim::AdamWOptions,
+                                                     ::torch::optim::AdamWParamState> {};
+
+template <>
+struct optimizer_traits<::torch::optim::RMSprop> : detail::TorchTable<
+                                                       optimizer_traits<::torch::optim::RMSprop>,
+                                                       ::torch::optim::RMSpropOptions,
+                                                       ::torch::optim::RMSpropParamState> {
+    static constexpr std::array<std::string_view, 6> settings{
+        "lr", "alpha", "eps", "weight_decay", "momentum", "centered"
+    };
+    static constexpr std::array<std::string_view, 3> states{
+        "grad_avg", "square_avg", "momentum_buffer"
+    };
+    static auto settings_of(Options& o) {
+        return std::tie(o.lr(), o.alpha(), o.eps(), o.weight_decay(), o.momentum(), o.centered());
+    }
+    static auto states_of(State& state) {
+        return std::tie(state.grad_avg(), state.square_avg(), state.momentum_buffer());
+    }
+    static detail::TorchStates used_states(std::span<double const> s) {
+        std::size_t const first = s[5] != 0 ? 0 : 1;
+        return {first, 2 - first + (s[4] != 0 ? 1 : 0)};
+    }
+};
+
+template <>
+struct optimizer_traits<::torch::optim::Adagrad> : detail::TorchTable<
+                                                       optimizer_traits<::torch::optim::Adagrad>,
+                                                       ::torch::optim::AdagradOptions,
+                                                       ::torch::optim::AdagradParamState> {
     static constexpr std::array<std::string_view, 5> settings{
         "lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"
     };
-    template <class F>
-    static void for_each_setting(Options& o, F const& f) {
-        f(o.lr());
-        f(o.lr_decay());
-        f(o.weight_decay());
-        f(o.initial_accumulator_value());
-        f(o.eps());
+    static constexpr std::array<std::string_view, 1> states{"sum"};
+    static auto settings_of(Options& o) {
+        return std::tie(
+            o.lr(), o.lr_decay(), o.weight_decay(), o.initial_accumulator_value(), o.eps()
+        );
     }
-    static std::span<std::string_view const> state_names(std::span<double const>) {
-        static constexpr std::array<std::string_view, 1> names{"sum"};
-        return names;
-    }
-    template <class F>
-    static void for_each_state(State& state, std::span<double const>, F const& f) {
-        f(state.sum());
-    }
+    static auto states_of(State& state) { return std::tie(state.sum()); }
+    static detail::TorchStates used_states(std::span<double const>) { return {0, 1}; }
     /// The state of a parameter before its first step, if the optimizer does not make it in the step. Optional.
     static std::unique_ptr<State>
     first_state(at::Tensor const& parameter, std::span<double const> s) {

@@ -854,13 +854,23 @@ MUTATIONS = [
     # -- the bits of a reduction --------------------------------------------------------------------
     Mutation(
         "a-nan-is-lost-in-a-min-or-max", "reduction/lanes.hpp",
-        "result = x == y ? result : Bits{} | quiet;", "static_cast<void>(quiet);",
+        "std::numeric_limits<Float>::quiet_NaN()", "std::numeric_limits<Float>::infinity()",
         "reduction/reduce.test.cpp", "a min or max of floats*",
     ),
     Mutation(
         "the-min-of-zeros-is-positive", "reduction/lanes.hpp",
-        "resolve_floats(a, other, BitOr{});", "resolve_floats(a, other, BitAnd{});",
+        "? result | other :", "? result & other :",
         "reduction/reduce.test.cpp", "a min or max of floats*",
+    ),
+    Mutation(
+        "a-max-that-is-nan-has-other-bits-than-a-min", "reduction/lanes.hpp",
+        "Bits{} | (quiet ^ static_cast<Word>(flip))", "Bits{} | quiet",
+        "reduction/reduce.test.cpp", "a min or max of floats*",
+    ),
+    Mutation(
+        "unsigned-integers-are-compared-as-signed", "reduction/lanes.hpp",
+        "compares && std::signed_integral<T>", "!compares && std::signed_integral<T>",
+        "reduction/reduce.test.cpp", "a reduction gives the bits*",
     ),
     # -- what a rank throws if the exchange of errors fails, too ------------------------------------
     Mutation(

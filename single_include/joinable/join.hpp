@@ -22601,6 +22601,22 @@ using ConvertLoops = CompiledLoop<ConvertLoop<C>, std::byte const*, std::byte*, 
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// A register for the bits of another one. Comparisons of that one have this type.
+template <class Register>
+using bits_of_register =
+    decltype(std::declval<Register const&>() < std::declval<Register const&>());
+
+/// Flips bits of each number.
+template <class Register>
+[[gnu::always_inline]] inline void flip_bits(Register& numbers, std::uint64_t flip) noexcept {
+    using Bits = bits_of_register<Register>;
+    using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
+    Bits words;
+    std::memcpy(&words, &numbers, sizeof(words));
+    words ^= static_cast<Word>(flip);
+    std::memcpy(&numbers, &words, sizeof(words));
+}
+
 /// A register of elements.
 template <class T, std::size_t width>
 struct Lanes {
@@ -22618,6 +22634,7 @@ struct Lanes {
     [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
         operation(numbers, next.numbers);
     }
+    [[gnu::always_inline]] void flip(std::uint64_t bits) noexcept { flip_bits(numbers, bits); }
     /// Rounds the product before it is added, so that all processors give the same bits.
     [[gnu::always_inline]] void scale(T factor) noexcept {
         if constexpr (width == sizeof(T)) {
@@ -22677,6 +22694,12 @@ struct EightLanes {
             lanes[i].combine(operation, next.lanes[i]);
         }
     }
+    [[gnu::always_inline]] void flip(std::uint64_t bits) noexcept {
+        JOINABLE_UNROLL
+        for (L& lane : lanes) {
+            lane.flip(bits);
+        }
+    }
     template <class T>
     [[gnu::always_inline]] void scale(T factor) noexcept {
         JOINABLE_UNROLL
@@ -22710,6 +22733,20 @@ struct without_sign {
 template <std::integral T>
 struct without_sign<T> {
     using type = bits_of_size<sizeof(T)>;
+};
+
+/// Integers are compared as baseline processors do it: bytes as unsigned, others as signed. Flipping
+/// the sign makes one from the other.
+template <class T>
+struct with_compared_sign {
+    using type = T;
+};
+template <std::integral T>
+struct with_compared_sign<T> {
+    using type = std::conditional_t<
+        sizeof(T) == 1,
+        std::uint8_t,
+        std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>>;
 };
 
 struct Plus {
@@ -22748,17 +22785,10 @@ struct Times {
         a = {{ac - bd, ad + bc}};
     }
 };
-struct BitAnd {
-    static constexpr ReduceOp op = ReduceOp::bit_and;
-    template <class>
-    using Number = std::uint8_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a & b;
-    }
-};
+/// An `and` is the `or` of flipped bits, flipped.
 struct BitOr {
     static constexpr ReduceOp op = ReduceOp::bit_or;
+    std::uint64_t flip; ///< what was flipped of each number and will be flipped back
     template <class>
     using Number = std::uint8_t;
     template <class Register>
@@ -22767,67 +22797,60 @@ struct BitOr {
     }
 };
 
-/// A register for the bits of another one. Comparisons of that one have this type.
-template <class Register>
-using bits_of_register =
-    decltype(std::declval<Register const&>() < std::declval<Register const&>());
-
 /// Whether a register has floating-point numbers.
 template <class Register>
 inline constexpr bool has_floats =
     std::floating_point<std::remove_cvref_t<decltype(std::declval<Register const&>()[0])>>;
 
-/// `x` becomes the result of two numbers. `x` and `y` are what a comparison of them chooses, in one
-/// order and in the other. They are the same, unless the numbers are 0 and -0, which an operation on
-/// bits decides, or a number is a NaN. A result that is NaN has the same bits whatever the NaNs have.
-template <class Register, class Operation>
-[[gnu::always_inline]] inline void
-resolve_floats(Register& x, Register const& y, Operation const& decide) noexcept {
-    using Bits = bits_of_register<Register>;
-    using Number = std::remove_cvref_t<decltype(x[0])>;
-    using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
-    constexpr auto quiet = std::bit_cast<Word>(std::numeric_limits<Number>::quiet_NaN());
-    Bits result;
-    Bits other;
-    std::memcpy(&result, &x, sizeof(x));
-    std::memcpy(&other, &y, sizeof(y));
-    decide(result, other);
-    result = x == y ? result : Bits{} | quiet;
-    std::memcpy(&x, &result, sizeof(x));
-}
-
-/// Among floating-point numbers a NaN wins, and -0 is less than 0. The bits thus do not depend on
-/// the order of ranks.
+/// The least number. The greatest is the least of flipped numbers, flipped: of all bits of integers,
+/// of the sign of others. Among floating-point numbers a NaN wins, and -0 is less than 0; a result
+/// that is NaN has the same bits whatever the NaNs have. The bits thus do not depend on the order of
+/// ranks.
 struct Lesser {
     static constexpr ReduceOp op = ReduceOp::min;
     template <class T>
-    using Number = std::conditional_t<std::same_as<T, bool>, std::uint8_t, T>;
+    using Number = typename with_compared_sign<T>::type;
+    std::uint64_t flip; ///< what was flipped of each number and will be flipped back
+
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         if constexpr (has_floats<Register>) {
-            Register const other = a < b ? a : b;
-            a = b < a ? b : a;
-            resolve_floats(a, other, BitOr{}); // of 0 and -0 it is -0
+            // What a comparison chooses, in one order and in the other. They are the same unless
+            // the numbers are 0 and -0, and the result is -0, or one is a NaN.
+            using Bits = bits_of_register<Register>;
+            using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
+            using Float = std::remove_cvref_t<decltype(a[0])>;
+            constexpr auto quiet = std::bit_cast<Word>(std::numeric_limits<Float>::quiet_NaN());
+            Register const x = b < a ? b : a;
+            Register const y = a < b ? a : b;
+            Bits result;
+            Bits other;
+            std::memcpy(&result, &x, sizeof(x));
+            std::memcpy(&other, &y, sizeof(y));
+            result = x == y ? result | other : Bits{} | (quiet ^ static_cast<Word>(flip));
+            std::memcpy(&a, &result, sizeof(a));
         } else {
             a = b < a ? b : a;
         }
     }
 };
-struct Greater {
-    static constexpr ReduceOp op = ReduceOp::max;
-    template <class T>
-    using Number = std::conditional_t<std::same_as<T, bool>, std::uint8_t, T>;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        if constexpr (has_floats<Register>) {
-            Register const other = b < a ? a : b;
-            a = a < b ? b : a;
-            resolve_floats(a, other, BitAnd{}); // of 0 and -0 it is 0
-        } else {
-            a = a < b ? b : a;
-        }
+
+/// Whether an operation works on numbers of which bits were flipped.
+template <class Operation>
+concept flips_bits = requires(Operation operation) { operation.flip; };
+
+/// The bits of each T to flip for an operation.
+template <class T>
+constexpr std::uint64_t flipped_bits(ReduceOp op) noexcept {
+    constexpr std::uint64_t sign = std::uint64_t{1} << (8 * sizeof(T) - 1);
+    std::uint64_t const all = op == ReduceOp::max || op == ReduceOp::bit_and ? ~std::uint64_t{} : 0;
+    if constexpr (std::floating_point<T>) {
+        return all & sign;
     }
-};
+    bool const compares = op == ReduceOp::min || op == ReduceOp::max;
+    using Compared = Lesser::Number<T>;
+    return all ^ (compares && std::signed_integral<T> != std::signed_integral<Compared> ? sign : 0);
+}
 
 }}} // namespace joinable::v0::detail
 
@@ -22839,6 +22862,7 @@ struct Greater {
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <type_traits>
@@ -22852,6 +22876,7 @@ struct ReductionPass {
     std::span<std::byte* const> outputs;
     std::size_t bytes;
     double const* factors = nullptr; ///< for each input, for PlusScaled
+    std::uint64_t flip = 0;          ///< flipped_bits(), for operations that have it
 
     static constexpr std::size_t most = 16; ///< of inputs, of outputs: more would overload a cache
 };
@@ -22862,6 +22887,8 @@ load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t a
     lanes.load(pass.inputs[input] + at);
     if constexpr (std::is_same_v<Operation, PlusScaled>) {
         lanes.scale(static_cast<T>(pass.factors[input]));
+    } else if constexpr (flips_bits<Operation>) {
+        lanes.flip(pass.flip);
     }
 }
 
@@ -22878,6 +22905,9 @@ reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t 
             load_input<T, Operation>(next, pass, i, at);
             result.combine(operation, next);
         }
+        if constexpr (flips_bits<Operation>) {
+            result.flip(pass.flip);
+        }
         for (std::byte* const output : pass.outputs) {
             result.store(output + at);
         }
@@ -22886,8 +22916,11 @@ reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t 
 }
 
 template <class T, std::size_t width, class Operation>
-[[gnu::always_inline]] inline void
-reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
+[[gnu::always_inline]] inline void reduce_bytes(ReductionPass const& pass) noexcept {
+    Operation operation{};
+    if constexpr (flips_bits<Operation>) {
+        operation.flip = pass.flip;
+    }
     std::size_t at = reduce_lanes<T, EightLanes<Lanes<T, width>>>(operation, pass, 0);
     at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
     if constexpr (width > 16) {
@@ -22900,65 +22933,72 @@ reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
 // widened 16-bit numbers: it helps in cache, and every further function takes time to compile.
 template <class T, class Operation>
 JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 16>(Operation{}, pass);
+    reduce_bytes<T, 16, Operation>(pass);
 }
 template <class T, class Operation>
 JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 32>(Operation{}, pass);
+    reduce_bytes<T, 32, Operation>(pass);
 }
 
 template <class Operation>
 JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
-    reduce_bytes<float, 64>(Operation{}, pass);
+    reduce_bytes<float, 64, Operation>(pass);
 }
 
 /// The type in which a reduction computes: 16-bit numbers are widened first.
 template <class T>
 using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
 
-using RunPass = void (*)(ReductionPass const&) noexcept;
+/// A function that runs passes, and the bits that it is to flip.
+struct PassFunction {
+    void (*run)(ReductionPass const&) noexcept = nullptr;
+    std::uint64_t flip = 0;
+};
 
 /// Nothing is compiled for reductions that are refused.
 /// @pre is_reducible(dtype, Operation::op)
 template <class Operation>
-RunPass pass_function(DType dtype, InstructionSet set) {
-    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
+PassFunction pass_function(DType dtype, ReduceOp op, InstructionSet set) {
+    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> PassFunction {
         if constexpr (is_reducible(dtype_of<Stored>, Operation::op)) {
             using T = typename Operation::template Number<accumulator_of<Stored>>;
             if constexpr (complex_number<T>) {
-                return &reduce_baseline<T, Operation>;
+                return {&reduce_baseline<T, Operation>};
             } else {
+                std::uint64_t flip = 0;
+                if constexpr (flips_bits<Operation>) {
+                    flip = flipped_bits<accumulator_of<Stored>>(op);
+                }
                 if constexpr (std::is_same_v<T, float>) {
                     if (set == InstructionSet::avx512) {
-                        return &reduce_avx512<Operation>;
+                        return {&reduce_avx512<Operation>, flip};
                     }
                 }
-                return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
-                                                       : &reduce_avx2<T, Operation>;
+                return {
+                    set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
+                                                    : &reduce_avx2<T, Operation>,
+                    flip
+                };
             }
         } else {
-            return nullptr;
+            return {};
         }
     });
 }
 
-/// The function that runs passes on this processor, over numbers that are computed in their stored
-/// type.
-inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
+/// The function that runs passes of this reduction, scaled or not.
+inline PassFunction pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
     switch (op) {
-    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
-    case ReduceOp::product: return pass_function<Times>(dtype, set);
-    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
-    case ReduceOp::max: return pass_function<Greater>(dtype, set);
-    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
+    case ReduceOp::sum:
+        return is_scaled ? pass_function<PlusScaled>(dtype, op, set)
+                         : pass_function<Plus>(dtype, op, set);
+    case ReduceOp::product: return pass_function<Times>(dtype, op, set);
+    case ReduceOp::min:
+    case ReduceOp::max: return pass_function<Lesser>(dtype, op, set);
+    case ReduceOp::bit_and:
     case ReduceOp::bit_or: break;
     }
-    return pass_function<BitOr>(dtype, set);
-}
-
-/// The function that runs passes of this reduction, scaled or not.
-inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
-    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
+    return pass_function<BitOr>(dtype, op, set);
 }
 
 /// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache. It
@@ -22976,7 +23016,7 @@ public:
                               : ConvertLoops<Narrow<BFloat16>>::of(set);
             dtype = DType::f32;
         }
-        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
+        pass_ = pass_function(dtype, op, factors.size() != 0, set);
     }
 
     void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
@@ -23015,7 +23055,13 @@ private:
             }
             ++filled;
             if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
+                pass_.run(
+                    {{from.data(), filled},
+                     {&sum, 1},
+                     widens ? 2 * n : n,
+                     factors.data(),
+                     pass_.flip}
+                );
                 from[0] = sum;
                 factors[0] = 1.0;
                 filled = 1;
@@ -23025,7 +23071,7 @@ private:
     }
 
     Factors factors_;
-    RunPass run_pass_;
+    PassFunction pass_;
     void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
     void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
     alignas(64) std::array<Tile, ReductionPass::most> tiles_;
@@ -23056,8 +23102,9 @@ JOINABLE_DEFINITION void reduce_to(
     for (std::size_t i = 0; i < factors.size(); ++i) {
         by[i] = factors[i];
     }
-    pass_function(dtype, op, factors.size() != 0, set)(
-        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
+    PassFunction const pass = pass_function(dtype, op, factors.size() != 0, set);
+    pass.run(
+        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data(), pass.flip}
     );
 }
 

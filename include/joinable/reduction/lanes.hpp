@@ -22,6 +22,22 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// A register for the bits of another one. Comparisons of that one have this type.
+template <class Register>
+using bits_of_register =
+    decltype(std::declval<Register const&>() < std::declval<Register const&>());
+
+/// Flips bits of each number.
+template <class Register>
+[[gnu::always_inline]] inline void flip_bits(Register& numbers, std::uint64_t flip) noexcept {
+    using Bits = bits_of_register<Register>;
+    using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
+    Bits words;
+    std::memcpy(&words, &numbers, sizeof(words));
+    words ^= static_cast<Word>(flip);
+    std::memcpy(&numbers, &words, sizeof(words));
+}
+
 /// A register of elements.
 template <class T, std::size_t width>
 struct Lanes {
@@ -39,6 +55,7 @@ struct Lanes {
     [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
         operation(numbers, next.numbers);
     }
+    [[gnu::always_inline]] void flip(std::uint64_t bits) noexcept { flip_bits(numbers, bits); }
     /// Rounds the product before it is added, so that all processors give the same bits.
     [[gnu::always_inline]] void scale(T factor) noexcept {
         if constexpr (width == sizeof(T)) {
@@ -98,6 +115,12 @@ struct EightLanes {
             lanes[i].combine(operation, next.lanes[i]);
         }
     }
+    [[gnu::always_inline]] void flip(std::uint64_t bits) noexcept {
+        JOINABLE_UNROLL
+        for (L& lane : lanes) {
+            lane.flip(bits);
+        }
+    }
     template <class T>
     [[gnu::always_inline]] void scale(T factor) noexcept {
         JOINABLE_UNROLL
@@ -131,6 +154,20 @@ struct without_sign {
 template <std::integral T>
 struct without_sign<T> {
     using type = bits_of_size<sizeof(T)>;
+};
+
+/// Integers are compared as baseline processors do it: bytes as unsigned, others as signed. Flipping
+/// the sign makes one from the other.
+template <class T>
+struct with_compared_sign {
+    using type = T;
+};
+template <std::integral T>
+struct with_compared_sign<T> {
+    using type = std::conditional_t<
+        sizeof(T) == 1,
+        std::uint8_t,
+        std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>>;
 };
 
 struct Plus {
@@ -169,17 +206,10 @@ struct Times {
         a = {{ac - bd, ad + bc}};
     }
 };
-struct BitAnd {
-    static constexpr ReduceOp op = ReduceOp::bit_and;
-    template <class>
-    using Number = std::uint8_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a & b;
-    }
-};
+/// An `and` is the `or` of flipped bits, flipped.
 struct BitOr {
     static constexpr ReduceOp op = ReduceOp::bit_or;
+    std::uint64_t flip; ///< what was flipped of each number and will be flipped back
     template <class>
     using Number = std::uint8_t;
     template <class Register>
@@ -188,66 +218,59 @@ struct BitOr {
     }
 };
 
-/// A register for the bits of another one. Comparisons of that one have this type.
-template <class Register>
-using bits_of_register =
-    decltype(std::declval<Register const&>() < std::declval<Register const&>());
-
 /// Whether a register has floating-point numbers.
 template <class Register>
 inline constexpr bool has_floats =
     std::floating_point<std::remove_cvref_t<decltype(std::declval<Register const&>()[0])>>;
 
-/// `x` becomes the result of two numbers. `x` and `y` are what a comparison of them chooses, in one
-/// order and in the other. They are the same, unless the numbers are 0 and -0, which an operation on
-/// bits decides, or a number is a NaN. A result that is NaN has the same bits whatever the NaNs have.
-template <class Register, class Operation>
-[[gnu::always_inline]] inline void
-resolve_floats(Register& x, Register const& y, Operation const& decide) noexcept {
-    using Bits = bits_of_register<Register>;
-    using Number = std::remove_cvref_t<decltype(x[0])>;
-    using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
-    constexpr auto quiet = std::bit_cast<Word>(std::numeric_limits<Number>::quiet_NaN());
-    Bits result;
-    Bits other;
-    std::memcpy(&result, &x, sizeof(x));
-    std::memcpy(&other, &y, sizeof(y));
-    decide(result, other);
-    result = x == y ? result : Bits{} | quiet;
-    std::memcpy(&x, &result, sizeof(x));
-}
-
-/// Among floating-point numbers a NaN wins, and -0 is less than 0. The bits thus do not depend on
-/// the order of ranks.
+/// The least number. The greatest is the least of flipped numbers, flipped: of all bits of integers,
+/// of the sign of others. Among floating-point numbers a NaN wins, and -0 is less than 0; a result
+/// that is NaN has the same bits whatever the NaNs have. The bits thus do not depend on the order of
+/// ranks.
 struct Lesser {
     static constexpr ReduceOp op = ReduceOp::min;
     template <class T>
-    using Number = std::conditional_t<std::same_as<T, bool>, std::uint8_t, T>;
+    using Number = typename with_compared_sign<T>::type;
+    std::uint64_t flip; ///< what was flipped of each number and will be flipped back
+
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         if constexpr (has_floats<Register>) {
-            Register const other = a < b ? a : b;
-            a = b < a ? b : a;
-            resolve_floats(a, other, BitOr{}); // of 0 and -0 it is -0
+            // What a comparison chooses, in one order and in the other. They are the same unless
+            // the numbers are 0 and -0, and the result is -0, or one is a NaN.
+            using Bits = bits_of_register<Register>;
+            using Word = std::remove_cvref_t<decltype(std::declval<Bits const&>()[0])>;
+            using Float = std::remove_cvref_t<decltype(a[0])>;
+            constexpr auto quiet = std::bit_cast<Word>(std::numeric_limits<Float>::quiet_NaN());
+            Register const x = b < a ? b : a;
+            Register const y = a < b ? a : b;
+            Bits result;
+            Bits other;
+            std::memcpy(&result, &x, sizeof(x));
+            std::memcpy(&other, &y, sizeof(y));
+            result = x == y ? result | other : Bits{} | (quiet ^ static_cast<Word>(flip));
+            std::memcpy(&a, &result, sizeof(a));
         } else {
             a = b < a ? b : a;
         }
     }
 };
-struct Greater {
-    static constexpr ReduceOp op = ReduceOp::max;
-    template <class T>
-    using Number = std::conditional_t<std::same_as<T, bool>, std::uint8_t, T>;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        if constexpr (has_floats<Register>) {
-            Register const other = b < a ? a : b;
-            a = a < b ? b : a;
-            resolve_floats(a, other, BitAnd{}); // of 0 and -0 it is 0
-        } else {
-            a = a < b ? b : a;
-        }
+
+/// Whether an operation works on numbers of which bits were flipped.
+template <class Operation>
+concept flips_bits = requires(Operation operation) { operation.flip; };
+
+/// The bits of each T to flip for an operation.
+template <class T>
+constexpr std::uint64_t flipped_bits(ReduceOp op) noexcept {
+    constexpr std::uint64_t sign = std::uint64_t{1} << (8 * sizeof(T) - 1);
+    std::uint64_t const all = op == ReduceOp::max || op == ReduceOp::bit_and ? ~std::uint64_t{} : 0;
+    if constexpr (std::floating_point<T>) {
+        return all & sign;
     }
-};
+    bool const compares = op == ReduceOp::min || op == ReduceOp::max;
+    using Compared = Lesser::Number<T>;
+    return all ^ (compares && std::signed_integral<T> != std::signed_integral<Compared> ? sign : 0);
+}
 
 }}} // namespace joinable::v0::detail

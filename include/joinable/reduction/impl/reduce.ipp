@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <type_traits>
@@ -21,6 +22,7 @@ struct ReductionPass {
     std::span<std::byte* const> outputs;
     std::size_t bytes;
     double const* factors = nullptr; ///< for each input, for PlusScaled
+    std::uint64_t flip = 0;          ///< flipped_bits(), for operations that have it
 
     static constexpr std::size_t most = 16; ///< of inputs, of outputs: more would overload a cache
 };
@@ -31,6 +33,8 @@ load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t a
     lanes.load(pass.inputs[input] + at);
     if constexpr (std::is_same_v<Operation, PlusScaled>) {
         lanes.scale(static_cast<T>(pass.factors[input]));
+    } else if constexpr (flips_bits<Operation>) {
+        lanes.flip(pass.flip);
     }
 }
 
@@ -47,6 +51,9 @@ reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t 
             load_input<T, Operation>(next, pass, i, at);
             result.combine(operation, next);
         }
+        if constexpr (flips_bits<Operation>) {
+            result.flip(pass.flip);
+        }
         for (std::byte* const output : pass.outputs) {
             result.store(output + at);
         }
@@ -55,8 +62,11 @@ reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t 
 }
 
 template <class T, std::size_t width, class Operation>
-[[gnu::always_inline]] inline void
-reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
+[[gnu::always_inline]] inline void reduce_bytes(ReductionPass const& pass) noexcept {
+    Operation operation{};
+    if constexpr (flips_bits<Operation>) {
+        operation.flip = pass.flip;
+    }
     std::size_t at = reduce_lanes<T, EightLanes<Lanes<T, width>>>(operation, pass, 0);
     at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
     if constexpr (width > 16) {
@@ -69,65 +79,72 @@ reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
 // widened 16-bit numbers: it helps in cache, and every further function takes time to compile.
 template <class T, class Operation>
 JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 16>(Operation{}, pass);
+    reduce_bytes<T, 16, Operation>(pass);
 }
 template <class T, class Operation>
 JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 32>(Operation{}, pass);
+    reduce_bytes<T, 32, Operation>(pass);
 }
 
 template <class Operation>
 JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
-    reduce_bytes<float, 64>(Operation{}, pass);
+    reduce_bytes<float, 64, Operation>(pass);
 }
 
 /// The type in which a reduction computes: 16-bit numbers are widened first.
 template <class T>
 using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
 
-using RunPass = void (*)(ReductionPass const&) noexcept;
+/// A function that runs passes, and the bits that it is to flip.
+struct PassFunction {
+    void (*run)(ReductionPass const&) noexcept = nullptr;
+    std::uint64_t flip = 0;
+};
 
 /// Nothing is compiled for reductions that are refused.
 /// @pre is_reducible(dtype, Operation::op)
 template <class Operation>
-RunPass pass_function(DType dtype, InstructionSet set) {
-    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
+PassFunction pass_function(DType dtype, ReduceOp op, InstructionSet set) {
+    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> PassFunction {
         if constexpr (is_reducible(dtype_of<Stored>, Operation::op)) {
             using T = typename Operation::template Number<accumulator_of<Stored>>;
             if constexpr (complex_number<T>) {
-                return &reduce_baseline<T, Operation>;
+                return {&reduce_baseline<T, Operation>};
             } else {
+                std::uint64_t flip = 0;
+                if constexpr (flips_bits<Operation>) {
+                    flip = flipped_bits<accumulator_of<Stored>>(op);
+                }
                 if constexpr (std::is_same_v<T, float>) {
                     if (set == InstructionSet::avx512) {
-                        return &reduce_avx512<Operation>;
+                        return {&reduce_avx512<Operation>, flip};
                     }
                 }
-                return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
-                                                       : &reduce_avx2<T, Operation>;
+                return {
+                    set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
+                                                    : &reduce_avx2<T, Operation>,
+                    flip
+                };
             }
         } else {
-            return nullptr;
+            return {};
         }
     });
 }
 
-/// The function that runs passes on this processor, over numbers that are computed in their stored
-/// type.
-inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
+/// The function that runs passes of this reduction, scaled or not.
+inline PassFunction pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
     switch (op) {
-    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
-    case ReduceOp::product: return pass_function<Times>(dtype, set);
-    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
-    case ReduceOp::max: return pass_function<Greater>(dtype, set);
-    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
+    case ReduceOp::sum:
+        return is_scaled ? pass_function<PlusScaled>(dtype, op, set)
+                         : pass_function<Plus>(dtype, op, set);
+    case ReduceOp::product: return pass_function<Times>(dtype, op, set);
+    case ReduceOp::min:
+    case ReduceOp::max: return pass_function<Lesser>(dtype, op, set);
+    case ReduceOp::bit_and:
     case ReduceOp::bit_or: break;
     }
-    return pass_function<BitOr>(dtype, set);
-}
-
-/// The function that runs passes of this reduction, scaled or not.
-inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
-    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
+    return pass_function<BitOr>(dtype, op, set);
 }
 
 /// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache. It
@@ -145,7 +162,7 @@ public:
                               : ConvertLoops<Narrow<BFloat16>>::of(set);
             dtype = DType::f32;
         }
-        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
+        pass_ = pass_function(dtype, op, factors.size() != 0, set);
     }
 
     void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
@@ -184,7 +201,13 @@ private:
             }
             ++filled;
             if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
+                pass_.run(
+                    {{from.data(), filled},
+                     {&sum, 1},
+                     widens ? 2 * n : n,
+                     factors.data(),
+                     pass_.flip}
+                );
                 from[0] = sum;
                 factors[0] = 1.0;
                 filled = 1;
@@ -194,7 +217,7 @@ private:
     }
 
     Factors factors_;
-    RunPass run_pass_;
+    PassFunction pass_;
     void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
     void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
     alignas(64) std::array<Tile, ReductionPass::most> tiles_;
@@ -225,8 +248,9 @@ JOINABLE_DEFINITION void reduce_to(
     for (std::size_t i = 0; i < factors.size(); ++i) {
         by[i] = factors[i];
     }
-    pass_function(dtype, op, factors.size() != 0, set)(
-        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
+    PassFunction const pass = pass_function(dtype, op, factors.size() != 0, set);
+    pass.run(
+        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data(), pass.flip}
     );
 }
 

@@ -127,7 +127,11 @@ asm(".pushsection .text\n.reloc ., BFD_RELOC_NONE, " JOINABLE_MODE "\n.popsectio
 #endif
 // Before a loop whose turns are independent, though what they read and write may be the same memory.
 #if defined(__clang__)
+#if __has_feature(undefined_behavior_sanitizer) // whose checks leave no loop to vectorise, of which clang would warn
+#define JOINABLE_INDEPENDENT
+#else
 #define JOINABLE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#endif
 #elif defined(__CUDACC__)
 #define JOINABLE_INDEPENDENT                                                                       \
     _Pragma("nv_diagnostic push") _Pragma("nv_diag_suppress 1675") _Pragma("GCC ivdep")            \

@@ -122,3 +122,7 @@ combine_terms(T const* first, std::size_t count, IndexOrder const& order, Term c
 }
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/device/impl/combined_terms.ipp>
+#endif

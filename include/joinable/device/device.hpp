@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <joinable/device/arena.hpp>
-#include <joinable/device/squares.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/fwd.hpp>
 #include <joinable/tensor/traits.hpp>

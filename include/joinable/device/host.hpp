@@ -9,7 +9,6 @@
 #include <joinable/device/copy.hpp>
 #include <joinable/device/detail/permute_sections.hpp>
 #include <joinable/device/device.hpp>
-#include <joinable/device/squares.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/tensor/any_view.hpp>
 
@@ -42,7 +41,7 @@ public:
     [[nodiscard]] bool can_sum_squares() const noexcept override { return true; }
     void sum_squares(std::span<detail::SquareSum const> sums) override {
         for (detail::SquareSum const& one : sums) {
-            *one.sum += detail::sum_of_squares(one.tensor);
+            *one.sum += one.on_host(one.tensor);
         }
     }
     void permute(Arena const& arena, std::vector<detail::Section>& sections) override {

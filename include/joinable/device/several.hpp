@@ -12,7 +12,6 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
-#include <joinable/device/squares.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>

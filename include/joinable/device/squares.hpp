@@ -7,12 +7,6 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A sum of the squares of a tensor's elements, for Device::sum_squares().
-struct SquareSum {
-    AnyView tensor; ///< of a floating-point dtype
-    double* sum;    ///< in the memory of the tensor's device
-};
-
 /// A square has the same bits whether a compiler fuses it with the following sum or not: that of a
 /// float is exact in double.
 JOINABLE_HOST_DEVICE inline double square_of(float number) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -32,5 +33,12 @@ struct DeviceRule {
 /// Its address is DeviceRule::id.
 template <class Rule>
 inline char rule_id = 0;
+
+/// A sum of the squares of a tensor's elements, for Device::sum_squares().
+struct SquareSum {
+    AnyView tensor;                           ///< of a floating-point dtype
+    double* sum;                              ///< in the memory of the tensor's device
+    double (*on_host)(AnyView const& tensor); ///< sums them in host memory: sum_of_squares
+};
 
 }}} // namespace joinable::v0::detail

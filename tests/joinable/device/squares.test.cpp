@@ -139,7 +139,7 @@ TEST_CASE("the host's device adds each sum to its number") {
     joinable::HostDevice host;
     CHECK(host.can_sum_squares());
     joinable::detail::SquareSum const both[] = {
-        {first.view(), &sums[0]}, {second.view(), &sums[1]}
+        {first.view(), &sums[0], &sum_of_squares}, {second.view(), &sums[1], &sum_of_squares}
     };
     host.sum_squares(both);
     CHECK(sums[0] == 30.0);

@@ -182,7 +182,7 @@ public:
         }
         auto* partials = reinterpret_cast<double*>(partials_.data(blocks * sizeof(double)));
         std::vector<detail::CudaSquares> squares;
-        for (auto const& [tensor, sum] : sums) {
+        for (auto const& [tensor, sum, on_host] : sums) {
             std::size_t const count = tensor.numel();
             detail::IndexOrder const order{tensor.extents(), tensor.strides()};
             squares.push_back({tensor.data(), sum, partials, count, order, tensor.dtype()});

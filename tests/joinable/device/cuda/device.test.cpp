@@ -213,7 +213,9 @@ TEST_CASE("squares are summed on a device after what was submitted before, and a
             rows.assign(Numbers(24, 2.0));
             f.device.scale_copy(dense.view(), 2.0, dense.view());
             joinable::detail::SquareSum const all[] = {
-                {dense.view(), first}, {rows.view(), first + 1}, {none.view(), first + 2}
+                {dense.view(), first, nullptr},
+                {rows.view(), first + 1, nullptr},
+                {none.view(), first + 2, nullptr}
             };
             f.device.sum_squares(all);
             f.finish();
@@ -224,7 +226,7 @@ TEST_CASE("squares are summed on a device after what was submitted before, and a
         DeviceTensor const sums{DType::f64, {1}, {1}};
         double host[4] = {};
         joinable::detail::SquareSum const wrong{
-            {host, DType::f64, {4}, {1}}, sums.view().as<double>().data()
+            {host, DType::f64, {4}, {1}}, sums.view().as<double>().data(), nullptr
         };
         CHECK_THROWS_AS(f.device.sum_squares({&wrong, 1}), joinable::ContractViolation);
     }

@@ -115,7 +115,7 @@ private:
             device.fill_zero({first, DType::f64, {count}, {1}, device.id()});
             own_.clear();
             for (ShardGradient const& piece : pieces) {
-                own_.push_back({piece.view, first + piece.parameter});
+                own_.push_back({piece.view, first + piece.parameter, &sum_of_squares});
             }
             device.sum_squares(own_);
         } else { // on the host, because a device's pow() has other bits

@@ -22553,32 +22553,24 @@ using real_type = typename parts_of<T>::type;
 /// Integers are added and multiplied as unsigned, because these wrap around. Signed overflow is
 /// undefined, and reducing any rank's data must be defined.
 template <class T>
-struct without_sign {
-    using type = T;
-};
-template <std::integral T>
-struct without_sign<T> {
-    using type = bits_of_size<sizeof(T)>;
-};
+using without_sign =
+    std::conditional_t<std::integral<T>, bits_of_size<std::integral<T> ? sizeof(T) : 1>, T>;
 
 /// Integers are compared as baseline processors do it: bytes as unsigned, others as signed. Flipping
 /// the sign makes one from the other.
 template <class T>
-struct with_compared_sign {
-    using type = T;
-};
-template <std::integral T>
-struct with_compared_sign<T> {
-    using type = std::conditional_t<
+using with_compared_sign = std::conditional_t<
+    !std::integral<T>,
+    T,
+    std::conditional_t<
         sizeof(T) == 1,
         std::uint8_t,
-        std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>>;
-};
+        std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>>>;
 
 struct Plus {
     static constexpr ReduceOp op = ReduceOp::sum;
     template <class T>
-    using Number = typename without_sign<real_type<T>>::type;
+    using Number = without_sign<real_type<T>>;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a + b;
@@ -22592,7 +22584,7 @@ struct PlusScaled : Plus {
 struct Times {
     static constexpr ReduceOp op = ReduceOp::product;
     template <class T>
-    using Number = typename without_sign<T>::type;
+    using Number = without_sign<T>;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a * b;
@@ -22635,7 +22627,7 @@ inline constexpr bool has_floats =
 struct Lesser {
     static constexpr ReduceOp op = ReduceOp::min;
     template <class T>
-    using Number = typename with_compared_sign<T>::type;
+    using Number = with_compared_sign<T>;
     std::uint64_t flip; ///< what was flipped of each number and will be flipped back
 
     template <class Register>

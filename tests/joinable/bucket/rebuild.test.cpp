@@ -93,7 +93,7 @@ TEST_CASE("buckets are cut by the ready order of one rank, whatever order others
     }
 }
 
-TEST_CASE("each bucket has a limit of its own where they are given; the last one repeats") {
+TEST_CASE("each bucket has a limit of its own where they are given, and the last one repeats") {
     over_ranks({1, 2}, [](RankCommunicator& comm) {
         auto params = make_params<float>({4, 4, 4, 4, 4, 4});
         BucketOptions const options{.bucket_caps_bytes = {48, 16, 32}};

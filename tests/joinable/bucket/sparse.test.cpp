@@ -491,7 +491,7 @@ TEST_CASE("an iteration whose rows were not all gathered is not finished by a se
 }
 
 TEST_CASE(
-    "rows that do not fit, and gradients of the other kind, are refused by name; others learn of it"
+    "rows that do not fit, and gradients of the other kind, are refused by name, and others learn of it"
 ) {
     struct Mistake {
         char const* text;

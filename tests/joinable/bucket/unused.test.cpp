@@ -134,7 +134,7 @@ TEST_CASE("what nobody uses is not sent: one map, then each run of parameters th
     });
 }
 
-TEST_CASE("a static graph sends its map once; ranks without gradients take part in it") {
+TEST_CASE("a static graph sends its map once, and ranks without gradients take part in it") {
     for (bool const rank_0_starts_late : {false, true}) {
         over_ranks({1, 2, 3, 4}, [&](RankCommunicator& inner) {
             RecordingCommunicator comm{inner};

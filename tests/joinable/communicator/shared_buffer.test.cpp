@@ -192,7 +192,8 @@ private:
     int own_file_;
 };
 
-TEST_CASE("a rank that finds another file in place of rank 0's does not map it; all ranks are told"
+TEST_CASE(
+    "a rank that finds another file in place of rank 0's does not map it, and all ranks are told"
 ) {
     run_process_ranks({2, 3}, [](ProcessCommunicator& comm) {
         int const own = memfd_create("own", MFD_CLOEXEC); // no byte of it may change

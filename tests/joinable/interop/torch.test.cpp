@@ -737,7 +737,7 @@ TEST_CASE("a layer that runs again within the backward pass is averaged like the
     }
 }
 
-TEST_CASE("with static_graph a layer may run again twice; without, a sentence says so") {
+TEST_CASE("with static_graph a layer may run again twice, and without it a sentence says so") {
     auto const outputs_of = [](Net& net, Batch const& batch, bool runs_again) {
         auto const second = [&](Tensor const& inputs) {
             return runs_again ? RunsAgain::apply(inputs, &net->second)

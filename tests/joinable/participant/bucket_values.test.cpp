@@ -189,7 +189,7 @@ TEST_CASE("a sharded model has its values in buckets, those of each group, and g
 }
 
 TEST_CASE(
-    "weights are loaded where the values are; another place is refused before anything is sent"
+    "weights are loaded where the values are, and another place is refused before anything is sent"
 ) {
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
         Gathered params = gathered(make({}));

@@ -124,7 +124,8 @@ TEST_CASE("a model starts with rank 0's parameters and buffers, of all dtypes an
     });
 }
 
-TEST_CASE("without sync_at_start each rank keeps what it has; without broadcast_buffers its buffers"
+TEST_CASE(
+    "without sync_at_start each rank keeps what it has, and without broadcast_buffers its buffers"
 ) {
     over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});

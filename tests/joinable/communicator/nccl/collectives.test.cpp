@@ -243,7 +243,7 @@ void check_moved(NcclCommunicator& comm, cudaStream_t stream, joinable::DType dt
     CHECK(!comm.is_aborted());
 }
 
-TEST_CASE("complex numbers are summed and scaled over NCCL; booleans, i16 and u16 are moved") {
+TEST_CASE("complex numbers are summed and scaled over NCCL, and booleans, i16 and u16 are moved") {
     run_nccl_ranks({1, 2, 3, 4, 8}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
         check_complex<float>(comm, stream);
         check_complex<double>(comm, stream);

@@ -74,7 +74,7 @@ struct Split {
     operator Comm() const { return comm.split(0, comm.rank()); }
 };
 
-TEST_CASE("a communicator cannot be moved, and its type says so; a group is made by new and emplace"
+TEST_CASE("a communicator cannot be moved, as its type says, and a group is made by new and emplace"
 ) {
     run_all_ranks({2}, [](auto& comm) {
         using Comm = std::remove_reference_t<decltype(comm)>;

@@ -348,7 +348,7 @@ TEST_CASE("values and attached state of both devices go from one rank to all") {
 }
 
 TEST_CASE(
-    "parameters that no rank uses stay on both devices; others get the average of those that do"
+    "parameters that no rank uses stay on both devices, and others get the average of those that do"
 ) {
     run_split({1, 2, 3}, DType::f32, [](ThreadCommunicator& host, auto& model) {
         auto options = small_buckets(false);
@@ -728,7 +728,7 @@ struct AsksForMemory : joinable::AllReduce {
 };
 
 TEST_CASE(
-    "a reduction with memory of its own is refused on all ranks; one by a function goes over both devices"
+    "a reduction with memory of its own is refused on all ranks, but one by a function goes over both devices"
 ) {
     run_split({1, 2}, DType::f32, [](ThreadCommunicator& host, auto& model) {
         if (!model.comm.device_memory().can_scale()) {

@@ -7428,6 +7428,17 @@ concept has_sum_of_pieces =
         { comm.sum_pieces(buffer, factor) } -> Work;
     };
 
+/// Whether a rank reads memory of the others wherever it lies, as threads do.
+template <class Comm>
+[[nodiscard]] bool reaches_all(Comm const& comm) noexcept {
+    if constexpr (has_sum_of_pieces<Comm>) {
+        std::byte const here{}; // no process has its stack in shared memory
+        return comm.is_in_reach({&here, 1, DType::u8});
+    } else {
+        return false;
+    }
+}
+
 }}} // namespace joinable::v0::detail
 
 // ---- joinable/bucket/bucket_reduction.hpp
@@ -9986,8 +9997,7 @@ public:
         fit_to_buckets();
         if constexpr (sums_in_place) {
             // Where ranks copy gradients anyway, these come to their buckets sooner when they are ready.
-            bool const is_copied =
-                options.gradient_as_bucket_view && !comm_.is_in_reach({this, 1, DType::u8});
+            bool const is_copied = options.gradient_as_bucket_view && !detail::reaches_all(comm_);
             if (comm_.sums_pieces() && scales(comm_, *reduction_) && !is_copied) {
                 gradients_->leave_in_place();
             }

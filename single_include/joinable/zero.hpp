@@ -4457,17 +4457,6 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Whether a rank reads memory of the others wherever it lies, as threads do.
-template <Communicator Comm>
-[[nodiscard]] bool reaches_all(Comm const& comm) noexcept {
-    if constexpr (has_sum_of_pieces<Comm>) {
-        std::byte const here{}; // no process has its stack in shared memory
-        return comm.is_in_reach({&here, 1, DType::u8});
-    } else {
-        return false;
-    }
-}
-
 /// Starts to fill a bucket with the parts of all ranks. This rank's part is at `own`, which may be
 /// its place in the bucket.
 template <Communicator Comm>

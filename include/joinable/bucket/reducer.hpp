@@ -28,6 +28,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/control.hpp>
 #include <joinable/communicator/host_collectives.hpp>
+#include <joinable/communicator/pieces.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/device/arena.hpp>
@@ -116,8 +117,7 @@ public:
         fit_to_buckets();
         if constexpr (sums_in_place) {
             // Where ranks copy gradients anyway, these come to their buckets sooner when they are ready.
-            bool const is_copied =
-                options.gradient_as_bucket_view && !comm_.is_in_reach({this, 1, DType::u8});
+            bool const is_copied = options.gradient_as_bucket_view && !detail::reaches_all(comm_);
             if (comm_.sums_pieces() && scales(comm_, *reduction_) && !is_copied) {
                 gradients_->leave_in_place();
             }

@@ -76,4 +76,15 @@ concept has_sum_of_pieces =
         { comm.sum_pieces(buffer, factor) } -> Work;
     };
 
+/// Whether a rank reads memory of the others wherever it lies, as threads do.
+template <class Comm>
+[[nodiscard]] bool reaches_all(Comm const& comm) noexcept {
+    if constexpr (has_sum_of_pieces<Comm>) {
+        std::byte const here{}; // no process has its stack in shared memory
+        return comm.is_in_reach({&here, 1, DType::u8});
+    } else {
+        return false;
+    }
+}
+
 }}} // namespace joinable::v0::detail

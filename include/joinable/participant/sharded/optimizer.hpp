@@ -27,6 +27,7 @@
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/host_collectives.hpp>
 #include <joinable/communicator/model_table.hpp>
+#include <joinable/communicator/pieces.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/device.hpp>

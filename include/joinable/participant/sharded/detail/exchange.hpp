@@ -10,7 +10,6 @@
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/pieces.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/communicator/substitute.hpp>
 #include <joinable/device/device.hpp>
@@ -25,17 +24,6 @@
 /// Exchanges of sharded buckets between ranks. Collective, the same on all ranks.
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-/// Whether a rank reads memory of the others wherever it lies, as threads do.
-template <Communicator Comm>
-[[nodiscard]] bool reaches_all(Comm const& comm) noexcept {
-    if constexpr (has_sum_of_pieces<Comm>) {
-        std::byte const here{}; // no process has its stack in shared memory
-        return comm.is_in_reach({&here, 1, DType::u8});
-    } else {
-        return false;
-    }
-}
 
 /// Starts to fill a bucket with the parts of all ranks. This rank's part is at `own`, which may be
 /// its place in the bucket.

@@ -148,6 +148,7 @@ SPOKEN = {".md", ".hpp", ".ipp", ".cpp", ".cu", ".py", ".sh", ".txt", ".cmake"}
 READS_TEXT = "|".join([
     r"what\(\)\S* *[!=]=", r"[!=]= *[\w.>()-]*what\(\)", r"(?:\.|->)message *[!=]=", r"[!=]= *[\w.()]+(?:\.|->)message\b",
     r"(?:(?:\.|->)message|what\(\)[)}]*)\.(?:r?find|starts_with|ends_with|contains|substr|compare)", r"\bstr(?:n?cmp|str)\(",
+    r"\bfailure_text\(.*\) *[!=]=", r"[!=]= *failure_text\(",
 ])
 NOT_IN_CORE = {"thread", "mutex", "condition_variable", "ranges", "iostream", "regex"}
 

@@ -1830,8 +1830,8 @@ MUTATIONS = [
         "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked*",
     ),
     Mutation(
-        "a-rank-that-was-told-takes-the-blame", "communicator/shared_memory/impl/run_processes.ipp",
-        "            rank = cause_of(rank);\n", "",
+        "a-rank-that-was-told-takes-the-blame", "detail/impl/failure.ipp",
+        "            of.ranks = told->ranks;\n", "",
         "communicator/shared_memory/process.test.cpp", "a rank that throws what it was told*",
     ),
     Mutation(

@@ -172,12 +172,13 @@ class Layers(Copy):
             "inline bool b(AbortReason const& r) { return r.message.ends_with(last); }\n"
             'inline bool c(E const& e) { return std::string_view{e.what()}.find("left") == 0; }\n'
             "inline bool d(R const& r, R const& s) { return r.kind == s.kind && r.message == s.message; }\n"
-            "inline bool e(M const& m, M const& n) { return m.tag == n.tag && m.is_send; }\n",
+            "inline bool e(M const& m, M const& n) { return m.tag == n.tag && m.is_send; }\n"
+            "inline bool f(R const& r, T const& t) { return failure_text({1}, r.message) == t; }\n",
         )
         self.fails(
             self.script,
             saying=tuple(
-                f"R12 join/guard.hpp: decides by the text of an error: inline bool {name}(" for name in "abcd"
+                f"R12 join/guard.hpp: decides by the text of an error: inline bool {name}(" for name in "abcdf"
             ),
         )
 

@@ -105,6 +105,17 @@ namespace detail {
     return reason.origin < 0 ? reason.ranks : std::vector<int>{};
 }
 
+/// Culprits beside an error whose type names none, for ranks that are told it. See failure_of().
+struct ToldRanks {
+    std::vector<int> ranks;
+    bool is_renumbered;
+};
+template <class E>
+struct Told : E, ToldRanks {
+    explicit Told(AbortReason const& reason)
+        : E{reason.message}, ToldRanks{own_ranks(reason), reason.is_renumbered} {}
+};
+
 /// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {
     bool const is_renumbered = reason.is_renumbered;
@@ -113,10 +124,10 @@ namespace detail {
     case FailureKind::peer_failed: throw PeerFailed{ranks, reason.message, is_renumbered};
     case FailureKind::timed_out: throw TimedOut{ranks, reason.message, is_renumbered};
     case FailureKind::mismatch: throw Mismatch{ranks, reason.message, is_renumbered};
-    case FailureKind::contract: throw ContractViolation{reason.message};
+    case FailureKind::contract: throw Told<ContractViolation>{reason};
     case FailureKind::communication: break;
     }
-    throw CommunicationError{reason.message};
+    throw Told<CommunicationError>{reason};
 }
 
 } // namespace detail

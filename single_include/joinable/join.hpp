@@ -423,6 +423,17 @@ namespace detail {
     return reason.origin < 0 ? reason.ranks : std::vector<int>{};
 }
 
+/// Culprits beside an error whose type names none, for ranks that are told it. See failure_of().
+struct ToldRanks {
+    std::vector<int> ranks;
+    bool is_renumbered;
+};
+template <class E>
+struct Told : E, ToldRanks {
+    explicit Told(AbortReason const& reason)
+        : E{reason.message}, ToldRanks{own_ranks(reason), reason.is_renumbered} {}
+};
+
 /// Throws the exception for `reason`: the same type and text on every rank.
 [[noreturn]] inline void throw_failure(AbortReason const& reason) {
     bool const is_renumbered = reason.is_renumbered;
@@ -431,10 +442,10 @@ namespace detail {
     case FailureKind::peer_failed: throw PeerFailed{ranks, reason.message, is_renumbered};
     case FailureKind::timed_out: throw TimedOut{ranks, reason.message, is_renumbered};
     case FailureKind::mismatch: throw Mismatch{ranks, reason.message, is_renumbered};
-    case FailureKind::contract: throw ContractViolation{reason.message};
+    case FailureKind::contract: throw Told<ContractViolation>{reason};
     case FailureKind::communication: break;
     }
-    throw CommunicationError{reason.message};
+    throw Told<CommunicationError>{reason};
 }
 
 } // namespace detail
@@ -10819,7 +10830,12 @@ JOINABLE_DEFINITION AbortReason failure_of(std::exception_ptr const& error) {
     } catch (Mismatch const& failure) {
         return reason(failure);
     } catch (std::exception const& other) {
-        return {FailureKind::peer_failed, {}, other.what()};
+        AbortReason of{FailureKind::peer_failed, {}, other.what()};
+        if (auto const* const told = dynamic_cast<ToldRanks const*>(&other)) {
+            of.ranks = told->ranks;
+            of.is_renumbered = told->is_renumbered;
+        }
+        return of;
     } catch (...) {
         return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
     }
@@ -28321,23 +28337,10 @@ JOINABLE_DEFINITION void
 throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
     int const size = segment.board().size();
     std::vector<AbortReason> failures;
-    // An error without ranks may be what its rank was told of another one: "rank 0 failed: cannot create a.json".
-    auto const cause_of = [&](int told) {
-        std::string const text = segment.outcome(told).reason.load().message;
-        for (int rank = 0; rank < size; ++rank) {
-            bool const threw = segment.outcome(rank).state.load() == Outcome::threw;
-            AbortReason const own = threw ? segment.outcome(rank).reason.load() : AbortReason{};
-            if (threw && own.ranks.empty() && failure_text({rank}, own.message) == text) {
-                return rank;
-            }
-        }
-        return told;
-    };
     auto const look_at = [&](int rank) {
         if (!children.death(rank).empty()) {
             failures.push_back({FailureKind::peer_failed, {}, children.death(rank)});
         } else if (segment.outcome(rank).state.load() == Outcome::threw) {
-            rank = cause_of(rank);
             failures.push_back(segment.outcome(rank).reason.load());
         } else {
             return;

@@ -253,24 +253,32 @@ TEST_CASE(
 }
 
 TEST_CASE("a failure that ranks of a guard agree on within a round keeps its culprit") {
-    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
-        int const last = comm.size() - 1;
-        auto const thrown = run_guard(comm, 0, [&] {
-            joinable::detail::ControlOver<RankCommunicator&> control{comm};
-            try {
-                joinable::detail::on_all_ranks(control, [&](auto&) {
-                    if (comm.rank() == last) {
-                        throw Injected{fire};
+    for (bool const has_ranks : {true, false}) { // the type that those throw who are told
+        over_ranks({2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            int const last = comm.size() - 1;
+            auto const thrown = run_guard(comm, 0, [&] {
+                joinable::detail::ControlOver<RankCommunicator&> control{comm};
+                try {
+                    joinable::detail::on_all_ranks(control, [&](auto&) {
+                        if (comm.rank() == last && has_ranks) {
+                            throw Injected{fire};
+                        }
+                        if (comm.rank() == last) {
+                            throw joinable::CommunicationError{fire};
+                        }
+                    });
+                } catch (std::exception const&) {
+                    if (comm.rank() != last) {
+                        throw;
                     }
-                });
-            } catch (Injected const&) {
+                }
+            });
+            if (thrown) {
+                CHECK(thrown->ranks == std::vector{last});
+                CHECK(thrown->text == "rank " + std::to_string(last) + " failed: " + fire);
             }
         });
-        if (thrown) {
-            CHECK(thrown->ranks == std::vector{last});
-            CHECK(thrown->text == "rank " + std::to_string(last) + " failed: " + fire);
-        }
-    });
+    }
 }
 
 TEST_SUITE_END();

@@ -25,7 +25,12 @@ JOINABLE_DEFINITION AbortReason failure_of(std::exception_ptr const& error) {
     } catch (Mismatch const& failure) {
         return reason(failure);
     } catch (std::exception const& other) {
-        return {FailureKind::peer_failed, {}, other.what()};
+        AbortReason of{FailureKind::peer_failed, {}, other.what()};
+        if (auto const* const told = dynamic_cast<ToldRanks const*>(&other)) {
+            of.ranks = told->ranks;
+            of.is_renumbered = told->is_renumbered;
+        }
+        return of;
     } catch (...) {
         return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
     }

@@ -79,23 +79,10 @@ JOINABLE_DEFINITION void
 throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
     int const size = segment.board().size();
     std::vector<AbortReason> failures;
-    // An error without ranks may be what its rank was told of another one: "rank 0 failed: cannot create a.json".
-    auto const cause_of = [&](int told) {
-        std::string const text = segment.outcome(told).reason.load().message;
-        for (int rank = 0; rank < size; ++rank) {
-            bool const threw = segment.outcome(rank).state.load() == Outcome::threw;
-            AbortReason const own = threw ? segment.outcome(rank).reason.load() : AbortReason{};
-            if (threw && own.ranks.empty() && failure_text({rank}, own.message) == text) {
-                return rank;
-            }
-        }
-        return told;
-    };
     auto const look_at = [&](int rank) {
         if (!children.death(rank).empty()) {
             failures.push_back({FailureKind::peer_failed, {}, children.death(rank)});
         } else if (segment.outcome(rank).state.load() == Outcome::threw) {
-            rank = cause_of(rank);
             failures.push_back(segment.outcome(rank).reason.load());
         } else {
             return;

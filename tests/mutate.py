@@ -2302,6 +2302,11 @@ MUTATIONS = [
         "bucket/in_place.test.cpp", "*a guard that a pass has ended*",
     ),
     Mutation(
+        "guards-end-without-the-shares-that-others-need", "bucket/reducer.hpp",
+        "take_gradients_back([] {}, leaves_in_place_);", "take_gradients_back([] {});",
+        "bucket/in_place.test.cpp", "*waiting for a share*",
+    ),
+    Mutation(
         "gradients-get-memory-that-another-one-had", "bucket/impl/gradients.ipp",
         "packed_[i] = is_packed_[i] ? packed_[i] : nullptr;", "",
         "bucket/in_place.test.cpp", "*share memory*",

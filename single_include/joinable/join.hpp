@@ -6718,8 +6718,10 @@ struct BucketOptions {
     /// Off: threads and processes of one machine sum gradients where they lie and write the averages there. Processes
     /// copy what lies in no arena of make_arena() during the sum, a slice at a time. From when a gradient is ready, or was
     /// said to be unused, nobody else reads, writes or frees it, until backward() has returned or thrown; with the verbs,
-    /// until finalize_backward() has returned, or the Join or the reducer is destroyed. Other transports copy
-    /// gradients into the buckets and back; so do all with gradients whose strides are not those of the bucket.
+    /// until finalize_backward() has returned, or the Join or the reducer is destroyed. Over processes an exception first
+    /// finishes sums that have begun with the others, at most until the deadline: their slices need this rank's share.
+    /// Other transports copy gradients into the buckets and back; so do all with gradients whose strides are not those of
+    /// the bucket.
     ///
     /// On: gradients live in the buckets, so they are not copied. One that a pass has made elsewhere is copied there;
     /// threads sum it where it lies, so the same holds for it, and write its average into the bucket. Needs
@@ -10009,7 +10011,8 @@ public:
         if constexpr (sums_in_place) {
             // Where ranks copy gradients anyway, these come to their buckets sooner when they are ready.
             bool const is_copied = options.gradient_as_bucket_view && !detail::reaches_all(comm_);
-            if (comm_.sums_pieces() && scales(comm_, *reduction_) && !is_copied) {
+            leaves_in_place_ = comm_.sums_pieces() && scales(comm_, *reduction_) && !is_copied;
+            if (leaves_in_place_) {
                 gradients_->leave_in_place();
             }
         }
@@ -10274,19 +10277,21 @@ public:
         turns().begin_guard();
     }
     /// Called when a guard has ended, in any way: averages in the gradients of joined ranks last until then.
-    /// Enqueues on the device. Local. Afterwards no rank uses this one's gradients.
+    /// Enqueues on the device. Local. Afterwards no rank uses this one's gradients, or waits for its share of a sum.
     void end_guard() {
-        take_gradients_back([] {});
+        take_gradients_back([] {}, leaves_in_place_);
         gradients_->end_guard();
     }
     /// An exception has left the iteration. If other ranks may still use this one's gradients where they lie, calls
-    /// `end()`, which ends the communicator, and waits until they no longer do. Local.
+    /// `end()`, which ends the communicator, and waits until they no longer do; `of_all`: also if this rank's are in buckets.
+    /// Over processes it finishes sums that have begun with the others, at most until the deadline: their slices need this
+    /// rank's share. Local.
     template <class End>
-    void take_gradients_back(End const& end) {
+    void take_gradients_back(End const& end, bool of_all = false) {
         bool is_any_in_use = false;
         for (std::size_t k = finished_; k < launched_; ++k) {
-            is_any_in_use =
-                is_any_in_use || (launched_runs_[k].run.pieces.number != 0 && !is_over(*works_[k]));
+            bool const is_asked = of_all || launched_runs_[k].run.pieces.number != 0;
+            is_any_in_use = is_any_in_use || (is_asked && !is_over(*works_[k]));
         }
         if (!is_any_in_use) {
             return;
@@ -10300,7 +10305,7 @@ public:
     }
 
 private:
-    /// Whether gradients that all ranks reach need no bucket. A reduction derived from AllReduce may look into it.
+    /// Whether the sum may read gradients where they lie, without a bucket. A reduction derived from AllReduce may look into it.
     static constexpr bool sums_in_place =
         std::same_as<Reduction, AllReduce> && detail::has_sum_of_pieces<Comm>;
 
@@ -10604,6 +10609,7 @@ private:
     std::size_t tested_ = 0;        ///< number of works known to be complete
     std::size_t finished_ = 0;      ///< number of works whose averages are where they belong
     bool reduces_after_pass_ = false;
+    bool leaves_in_place_ = false; ///< gradients, on all ranks
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     std::shared_ptr<Times> timeline_;

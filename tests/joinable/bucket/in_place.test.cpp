@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: BSL-1.0
-// Gradients that are averaged where they lie, because the ranks reach each other's memory.
+// Gradients that are averaged where they lie, by ranks that reach each other's memory, or copy slices of it.
 #include <joinable/bucket/reducer.hpp>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -14,10 +17,12 @@
 #include <support/numbers.hpp>
 #include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
+#include <support/shared.hpp>
 #include <support/strided_param.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/make_arena.hpp>
+#include <joinable/communicator/pieces.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/data_parallel.hpp>
@@ -25,6 +30,7 @@
 namespace {
 
 using namespace joinable_tests;
+using joinable::ProcessCommunicator;
 using joinable::Reducer;
 using joinable::ThreadCommunicator;
 
@@ -335,14 +341,18 @@ TEST_CASE(
     "gradients of process ranks are averaged where they lie, in an arena or on the heap, and never in buckets"
 ) {
     run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
-        constexpr std::size_t numel = 50'000;
+        constexpr std::size_t numel = 200'000; // together more than slices of processes in flight
         joinable::Arena const arena = joinable::make_arena(comm, 2 * numel * sizeof(float));
         auto params = make_params<float>({numel, numel, numel});
         for (std::size_t i : {0U, 1U}) { // the third lies on the heap
             auto* const place = reinterpret_cast<float*>(arena.data()) + i * numel;
             params[i].grad = joinable::AnyView{place, joinable::DType::f32, {numel}, {1}};
         }
-        Reducer reducer{comm, joinable::parameters(params), {.rebuild_buckets = false}};
+        Reducer reducer{
+            comm,
+            joinable::parameters(params),
+            {.first_bucket_bytes = std::size_t{8} << 20U, .rebuild_buckets = false}
+        };
         for (int round = 0; round < 3; ++round) {
             average(reducer, params, 1.0 / comm.size(), static_cast<float>(comm.rank() + 1));
             for (std::size_t i = 0; i < params.size(); ++i) {
@@ -360,43 +370,68 @@ TEST_CASE(
     });
 }
 
+/// What ranks tell each other beside their communicator.
+struct Signs {
+    std::atomic<bool> has_thrown{false};
+    std::atomic<int> launched{0}; ///< ranks whose first bucket has left in the second pass
+    std::atomic<int> ended{0};    ///< ranks that have handled the exception
+};
+/// body(comm, signs) over threads, and over processes, also where a rank fails.
+template <class Body>
+void run_with_signs(std::initializer_list<int> sizes, Body const& body) {
+    for (int const size : sizes) {
+        Shared<Signs> const of_threads;
+        run_ranks({size}, [&](ThreadCommunicator& comm) { body(comm, *of_threads); });
+        Shared<Signs> const of_processes;
+        run_process_ranks({size}, [&](ProcessCommunicator& comm) { body(comm, *of_processes); });
+    }
+}
+
 /// A model of three buckets, whose rank 1 throws in the second pass after some gradients. The gradients are freed when
-/// the pass has thrown: address sanitizer would find a rank that still uses them.
+/// the pass has thrown: address sanitizer would find a rank that still uses them. Processes sum the first in slices.
 struct FailingTraining {
     int failing;   ///< this many gradients are not ready then
     bool are_late; ///< the others come to the second pass after that
-    std::atomic<bool>& has_thrown;
+    Signs& signs;
     bool views = false; ///< gradients are to be views of buckets
-    std::vector<Param<float>> params = make_params<float>({200'000, 200'000, 200'000});
+    bool lacks =
+        false; ///< rank 1 has no gradient in the first bucket, and throws when all others have launched it
+    std::vector<Param<float>> params = make_params<float>({1000, 200'000, 600'000});
 
     [[nodiscard]] joinable::DataParallelOptions options() const {
         return {.bucket_cap_bytes = 4, .gradient_as_bucket_view = views, .rebuild_buckets = false};
     }
-    void run(ThreadCommunicator& comm, joinable::DistributedDataParallel<ThreadCommunicator>& ddp) {
+    template <class Comm>
+    void run(Comm& comm, joinable::DistributedDataParallel<Comm>& ddp) {
         for (int round = 0; round < 2; ++round) {
+            bool const fails = round == 1 && comm.rank() == 1;
             std::vector<std::vector<float>> own(params.size());
             for (std::size_t i = 0; i < params.size(); ++i) {
-                own[i].resize(params[i].value.size());
-                params[i].grad = joinable::AnyView{own[i]};
+                own[i].assign(params[i].value.size(), 1.0F);
+                params[i].grad =
+                    fails && lacks && i == 2 ? joinable::AnyView{} : joinable::AnyView{own[i]};
             }
             ddp.forward([] {});
             if (round == 1 && comm.rank() != 1 && are_late) {
-                wait_until([&] { return has_thrown.load(); });
+                wait_until([&] { return signs.has_thrown.load(); });
             }
             ddp.backward([&](auto const& ready) {
                 for (std::size_t i = params.size(); i-- > 0;) {
-                    if (round == 1 && comm.rank() == 1 && static_cast<int>(i) == failing) {
+                    if (fails && static_cast<int>(i) == failing) {
+                        if (lacks) {
+                            wait_until(signs.launched, comm.size() - 1);
+                        }
                         throw std::runtime_error{"the engine failed"};
                     }
-                    fill(params[i], 1.0F);
                     ready(i);
+                    signs.launched += round == 1 && !fails && i == 2 ? 1 : 0;
                 }
             });
         }
     }
     /// Its exception is handled, or that of another rank.
-    [[nodiscard]] std::string
-    text_of(ThreadCommunicator& comm, joinable::DistributedDataParallel<ThreadCommunicator>& ddp) {
+    template <class Comm>
+    [[nodiscard]] std::string text_of(Comm& comm, joinable::DistributedDataParallel<Comm>& ddp) {
         std::string text;
         try {
             run(comm, ddp);
@@ -404,7 +439,7 @@ struct FailingTraining {
             text = error.what();
         }
         drop_gradients(params);
-        has_thrown = has_thrown || comm.rank() == 1;
+        signs.has_thrown = signs.has_thrown || comm.rank() == 1;
         return text;
     }
 };
@@ -414,63 +449,85 @@ TEST_CASE("when a pass has thrown no rank uses the gradients of another one, and
         bool const are_late = way % 2 != 0;
         bool const views = way / 2 != 0;
         for (int failing = 0; failing < 2; ++failing) { // a bucket has left
-            for (int const size : {2, 3, 4, 8}) {
-                std::atomic<bool> has_thrown{false};
-                run_ranks({size}, [&](ThreadCommunicator& comm) {
-                    FailingTraining training{failing, are_late, has_thrown, views};
-                    joinable::DistributedDataParallel ddp{
-                        comm, joinable::parameters(training.params), training.options()
-                    };
-                    std::string const text = training.text_of(comm, ddp);
-                    CAPTURE(text);
-                    // Where all ranks have come to what has left, it is right, and nobody need be told yet.
-                    bool const is_told = are_late || text.find("rank 1 left") == std::string::npos;
-                    CHECK(
-                        text.find(is_told ? "the engine failed" : "rank 1 left") !=
-                        std::string::npos
+            run_with_signs({2, 3, 4, 8}, [&](auto& comm, Signs& signs) {
+                if (views && !joinable::detail::reaches_all(comm)) {
+                    return; // the others use buckets, not its gradients
+                }
+                FailingTraining training{failing, are_late, signs, views};
+                joinable::DistributedDataParallel ddp{
+                    comm, joinable::parameters(training.params), training.options()
+                };
+                std::string const text = training.text_of(comm, ddp);
+                CAPTURE(text);
+                // Where all ranks have come to what has left, it is right, and nobody need be told yet.
+                bool const is_told = are_late || text.find("rank 1 left") == std::string::npos;
+                CHECK(
+                    text.find(is_told ? "the engine failed" : "rank 1 left") != std::string::npos
+                );
+                if (comm.rank() == 1 && are_late) {
+                    CHECK_THROWS_WITH_AS(
+                        ddp.mark_ready(0),
+                        doctest::Contains("cannot be finished"),
+                        joinable::ContractViolation
                     );
-                    if (comm.rank() == 1 && are_late) {
-                        CHECK_THROWS_WITH_AS(
-                            ddp.mark_ready(0),
-                            doctest::Contains("cannot be finished"),
-                            joinable::ContractViolation
-                        );
-                    }
-                });
-            }
+                }
+            });
         }
     }
 }
 
 TEST_CASE("a guard that a pass has ended tells its program, which has handled the exception") {
     for (bool const goes_on : {false, true}) {
-        for (int const size : {2, 3, 4, 8}) {
-            std::atomic<bool> has_thrown{false};
-            run_ranks({size}, [&](ThreadCommunicator& comm) {
-                FailingTraining training{0, true, has_thrown};
-                joinable::DistributedDataParallel ddp{
-                    comm, joinable::parameters(training.params), training.options()
-                };
-                std::string text;
-                try {
-                    joinable::Join join{joinable::participants(ddp)};
-                    if (comm.rank() == 1) {
-                        CHECK(training.text_of(comm, ddp) == "the engine failed");
-                    } else {
-                        training.run(comm, ddp);
-                    }
-                    if (goes_on) {
-                        join.finish();
-                    }
-                } catch (joinable::PeerFailed const& error) {
-                    text = error.what();
-                    CHECK(error.rank() == 1);
+        run_with_signs({2, 3, 4, 8}, [&](auto& comm, Signs& signs) {
+            FailingTraining training{0, true, signs};
+            joinable::DistributedDataParallel ddp{
+                comm, joinable::parameters(training.params), training.options()
+            };
+            std::string text;
+            try {
+                joinable::Join join{joinable::participants(ddp)};
+                if (comm.rank() == 1) {
+                    CHECK(training.text_of(comm, ddp) == "the engine failed");
+                } else {
+                    training.run(comm, ddp);
                 }
-                CAPTURE(text);
-                CHECK(text.find("the engine failed") != std::string::npos);
-            });
-        }
+                if (goes_on) {
+                    join.finish();
+                }
+            } catch (joinable::PeerFailed const& error) {
+                text = error.what();
+                CHECK(error.rank() == 1);
+            }
+            CAPTURE(text);
+            CHECK(text.find("the engine failed") != std::string::npos);
+        });
     }
+}
+
+TEST_CASE(
+    "a guard that an exception ends leaves no rank waiting for a share of a sum that has begun"
+) {
+    run_with_signs({2, 3, 4, 8}, [](auto& comm, Signs& signs) {
+        FailingTraining training{1, false, signs, false, true};
+        joinable::DistributedDataParallel ddp{
+            comm, joinable::parameters(training.params), training.options()
+        };
+        std::string text;
+        try {
+            joinable::Join join{joinable::participants(ddp)};
+            training.run(comm, ddp);
+        } catch (std::exception const& error) {
+            text = error.what();
+        }
+        CAPTURE(text);
+        CHECK(text.find("the engine failed") != std::string::npos);
+        ++signs.ended;
+        // Nobody calls the communicator meanwhile. The deadline would end the others' wait later than this.
+        for (int k = 0; k < 300 && signs.ended.load() != comm.size(); ++k) {
+            std::this_thread::sleep_for(std::chrono::milliseconds{100});
+        }
+        CHECK(signs.ended.load() == comm.size());
+    });
 }
 
 } // namespace

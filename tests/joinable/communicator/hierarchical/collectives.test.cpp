@@ -24,6 +24,7 @@
 #include <support/machines.hpp>
 #include <support/process_ranks.hpp>
 #include <support/tcp_ranks.hpp>
+#include <support/thrown_by.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/capabilities.hpp>
@@ -741,6 +742,8 @@ TEST_CASE("with check, collectives that fit give what they give without it") {
 }
 
 TEST_CASE("a rank that does not compare while others do is refused on all ranks") {
+    std::string const options_differ =
+        "options differ: HierarchicalOptions::check, or JOINABLE_CHECK=collectives: ";
     for (int const different : {0, 1, 3}) {
         std::atomic<int> refused{0};
         on_machines({2, 2}, [&](OnMachine place) {
@@ -750,14 +753,12 @@ TEST_CASE("a rank that does not compare while others do is refused on all ranks"
                     place.local, place.across, {.check = rank == different}
                 };
             };
-            CHECK_THROWS_WITH_AS(
-                make(),
-                doctest::Contains(
-                    different == 0 ? "options differ: HierarchicalOptions::check, or "
-                                     "JOINABLE_CHECK=collectives: rank 0 has true, rank 1 has false"
-                                   : "rank 0 has false, rank "
-                ),
-                joinable::Mismatch
+            joinable_tests::check_thrown<joinable::Mismatch>(
+                different == 0 ? std::vector{1, 2, 3} : std::vector{different},
+                different == 0 ? options_differ + "rank 0 has true, rank 1 has false"
+                               : options_differ + "rank 0 has false, rank " +
+                                     std::to_string(different) + " has true",
+                make
             );
             ++refused;
             wait_until([&] { return refused == 4; });

@@ -1759,6 +1759,11 @@ MUTATIONS = [
         "participant/refresh_sharded.test.cpp", "a sharded optimizer refuses*",
     ),
     Mutation(
+        "a-group-stays-whose-values-were-not-sent", "participant/sharded/optimizer.hpp",
+        "                }\n            }\n            undo();\n", "                }\n            }\n",
+        "participant/refresh_sharded.test.cpp", "a group whose values could not be sent*",
+    ),
+    Mutation(
         "masters-are-rounded-by-refresh", "participant/sharded/optimizer.hpp",
         "return !relisted[k].was_trained(i) || !relisted[k].is_equal(i);", "return true;",
         "participant/refresh_sharded.test.cpp", "masters of 16 bits*",

@@ -10,6 +10,7 @@
 #include <exception>
 #include <functional>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -23,6 +24,7 @@
 #include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/numbers.hpp>
+#include <support/recording_communicator.hpp>
 #include <support/strided_param.hpp>
 
 #include <joinable/error.hpp>
@@ -434,6 +436,62 @@ TEST_CASE("groups are refreshed with their settings, from one list each") {
         CHECK(zero.rule(1).learning_rate == 0.5);
         CHECK(model.at("crown").value[1] == start_values(0, "crown", 2)[1]);
     });
+}
+
+/// Fails to send the values of the next model, on every rank.
+struct FailingBroadcast : RecordingCommunicator<RankCommunicator> {
+    using RecordingCommunicator<RankCommunicator>::RecordingCommunicator;
+    bool fails = false;
+    auto broadcast(joinable::Buffer buffer, int root) {
+        if (std::exchange(fails, false)) {
+            throw std::range_error{"cannot send values"};
+        }
+        return RecordingCommunicator::broadcast(buffer, root);
+    }
+};
+
+TEST_CASE("a group whose values could not be sent leaves nothing, and may be added again") {
+    for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& inner) {
+            FailingBroadcast comm{inner};
+            SerialTraining serial{comm.size()};
+            RankModel model{comm.rank(), comm.size()};
+            model.add("alpha", 9, true);
+            model.add("body", 5, true);
+            serial.add("alpha", 9, true);
+            serial.add("body", 5, true);
+            std::vector<Param<double>*> const first{model.listed[0]};
+            std::vector<Param<double>*> const second{model.listed[1]};
+            ZeroRedundancyOptimizer zero{
+                comm, first, adam, {.partition = partition, .reduces_gradients = true}
+            };
+            std::string const table = zero.table();
+            comm.fails = true;
+            CHECK_THROWS_AS(zero.add_parameter_group(second, adam), std::range_error);
+            CHECK_FALSE(comm.fails);
+            CHECK(zero.groups().size() == 1);
+            CHECK(zero.rules().size() == 1);
+            CHECK(zero.table() == table);
+            zero.refresh(first);
+            zero.add_parameter_group(second, adam);
+            CHECK(zero.groups().size() == 2);
+            CHECK(zero.rules().size() == 2);
+            auto const epoch = [&] {
+                model.epoch(
+                    [&] {
+                        model.add_gradients([](std::size_t) {});
+                        zero.step();
+                    },
+                    zero
+                );
+                serial.epoch();
+                check_equal(model, serial);
+            };
+            epoch();
+            zero.refresh();
+            epoch();
+        });
+    }
 }
 
 TEST_CASE("owners that were chosen at the start are those of as many parameters") {

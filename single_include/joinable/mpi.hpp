@@ -1358,34 +1358,7 @@ template <class Operation>
 }
 
 template <class Operation>
-inline constexpr bool is_of_halves = false;
-template <class Operation>
-    requires std::same_as<typename Operation::Number, Half>
-inline constexpr bool is_of_halves<Operation> = true;
-
-/// Eight numbers, side by side or `step` bytes apart.
-template <bool is_dense>
-JOINABLE_INLINE_AVX2 void
-load_eight(std::byte const* from, std::size_t step, EightHalves& to) noexcept {
-    if constexpr (is_dense) {
-        std::memcpy(&to, from, sizeof(to));
-    } else {
-        for (std::size_t i = 0; i < 8; ++i) {
-            to[i] = load<short>(from + i * step);
-        }
-    }
-}
-template <bool is_dense>
-JOINABLE_INLINE_AVX2 void
-store_eight(EightHalves const& from, std::byte* to, std::size_t step) noexcept {
-    if constexpr (is_dense) {
-        std::memcpy(to, &from, sizeof(from));
-    } else {
-        for (std::size_t i = 0; i < 8; ++i) {
-            store<short>(to + i * step, from[i]);
-        }
-    }
-}
+concept is_of_halves = std::same_as<typename Operation::Number, Half>;
 
 using RowsFunction =
     void(void const*, Rows<std::byte const>, Rows<std::byte>, std::size_t, std::size_t) noexcept;
@@ -1401,28 +1374,30 @@ using RowsLoop = CompiledLoop<
 /// Applies the operation at an address to rows: one type of function for all operations.
 template <class Operation>
 struct ApplyLoop {
-    template <std::size_t width>
     [[gnu::always_inline]] static void
-    run(Width<width>,
+    run([[maybe_unused]] std::size_t width,
         [[maybe_unused]] std::size_t done,
         void const* operation,
         Rows<std::byte const> from,
         Rows<std::byte> to,
         std::size_t count,
         std::size_t rows) {
-        if constexpr (width > 16 && has_half_conversions && is_of_halves<Operation>) {
-            if (done < count) { // at most seven: compiled once for all instruction sets
+        if constexpr (has_half_conversions && is_of_halves<Operation>) {
+            if (width > 16) { // at most seven are left: compiled once for all instruction sets
                 from.data += done * from.step;
                 to.data += done * to.step;
-                RowsLoop<ApplyLoop>::baseline(operation, from, to, count - done, rows);
+                if (done < count) {
+                    RowsLoop<ApplyLoop>::baseline(operation, from, to, count - done, rows);
+                }
+                return;
             }
-        } else {
-            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-                apply(*static_cast<Operation const*>(operation), from, to, count);
-            }
+        }
+        for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+            apply(*static_cast<Operation const*>(operation), from, to, count);
         }
     }
     /// The f16 numbers of each row, as far as the processor converts eight at a time.
+    template <bool is_dense = false>
     JOINABLE_INLINE_AVX2 static std::size_t convert(
         void const* operation,
         Rows<std::byte const> from,
@@ -1431,42 +1406,37 @@ struct ApplyLoop {
         std::size_t rows
     ) {
         if constexpr (has_half_conversions && is_of_halves<Operation>) {
-            auto const& compute = *static_cast<Operation const*>(operation);
+            if (!is_dense && from.step == sizeof(Half) && to.step == sizeof(Half)) {
+                return convert<true>(operation, from, to, count, rows);
+            }
+            auto const computes = *static_cast<Operation const*>(operation);
             for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-                if (from.step == sizeof(Half) && to.step == sizeof(Half)) {
-                    convert_row<true>(compute, from, to, count);
-                } else {
-                    convert_row<false>(compute, from, to, count);
+                for (std::size_t i = 0; i + 8 <= count; i += 8) {
+                    std::byte const* const source = from.data + i * from.step;
+                    std::byte* const target = to.data + i * to.step;
+                    auto a = is_dense ? load<EightHalves>(source) : EightHalves{};
+                    auto b = is_dense ? load<EightHalves>(target) : EightHalves{};
+                    for (std::size_t k = is_dense ? 8 : 0; k < 8; ++k) {
+                        a[k] = load<short>(source + k * from.step);
+                        b[k] = load<short>(target + k * to.step);
+                    }
+                    EightFloats x;
+                    EightFloats y;
+                    widen(a, x);
+                    widen(b, y);
+                    computes.compute(x, y);
+                    narrow(y, b);
+                    if (is_dense) {
+                        store(target, b);
+                    }
+                    for (std::size_t k = is_dense ? 8 : 0; k < 8; ++k) {
+                        store<short>(target + k * to.step, b[k]);
+                    }
                 }
             }
             return count / 8 * 8;
         }
         return 0;
-    }
-
-private:
-    template <bool is_dense>
-    JOINABLE_INLINE_AVX2 static void convert_row(
-        Operation const operation,
-        Rows<std::byte const> const& from,
-        Rows<std::byte> const& to,
-        std::size_t count
-    ) {
-        for (std::size_t i = 0; i + 8 <= count; i += 8) {
-            std::byte* const place = to.data + i * (is_dense ? sizeof(Half) : to.step);
-            EightHalves halves;
-            EightFloats source;
-            EightFloats target;
-            load_eight<is_dense>(
-                from.data + i * (is_dense ? sizeof(Half) : from.step), from.step, halves
-            );
-            widen(halves, source);
-            load_eight<is_dense>(place, to.step, halves);
-            widen(halves, target);
-            operation.compute(source, target);
-            narrow(target, halves);
-            store_eight<is_dense>(halves, place, to.step);
-        }
     }
 };
 template <class Operation>

@@ -2259,6 +2259,11 @@ MUTATIONS = [
         "bucket/in_place.test.cpp", "*never copied*",
     ),
     Mutation(
+        "zeros-in-buckets-could-be-views", "bucket/impl/gradients.ipp",
+        "(!stays_in_place_ || is_packed_[i]) &&", "true &&",
+        "trace/data_parallel_report.test.cpp", "a report says that gradients could be views*",
+    ),
+    Mutation(
         "gradients-with-gaps-are-summed-in-place", "bucket/impl/gradients.ipp",
         "gradient.strides() == place.strides() &&",
         "true &&",

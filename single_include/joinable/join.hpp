@@ -8418,7 +8418,8 @@ public:
     /// Whether the last iteration copied gradients into buckets that could be views of them.
     [[nodiscard]] virtual bool copies_without_need() const { return false; }
     /// The sum reads gradients where they lie, and writes the averages there, or into the buckets of which gradients are
-    /// to be views. pack() copies only zeros and gradients of another layout. Before the first iteration.
+    /// to be views. pack() copies only zeros, and gradients of another layout, with a factor or in memory of the buckets.
+    /// Before the first iteration.
     virtual void leave_in_place() {}
     /// Where the parameters [first, last) of a bucket lie, when all are packed, and where their averages go; empty: in the
     /// bucket. The list is kept until the next iteration.
@@ -8585,8 +8586,8 @@ public:
 
     [[nodiscard]] bool copies_without_need() const override {
         return !are_views_ && std::any_of(dense_.begin(), dense_.end(), [&](std::size_t i) {
-            return in_place_[i] == nullptr && parameters_[i].can_set_grad() && has(i) &&
-                   !is_rows(i) && !is_resident(i);
+            return in_place_[i] == nullptr && (!stays_in_place_ || is_packed_[i]) &&
+                   parameters_[i].can_set_grad() && has(i) && !is_rows(i) && !is_resident(i);
         });
     }
     void leave_in_place() override {
@@ -8675,6 +8676,7 @@ public:
             return;
         }
         in_place_[i] = nullptr;
+        is_packed_[i] = false;
         device().fill_zero(*places_[i]);
     }
 

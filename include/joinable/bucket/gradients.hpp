@@ -91,7 +91,8 @@ public:
     /// Whether the last iteration copied gradients into buckets that could be views of them.
     [[nodiscard]] virtual bool copies_without_need() const { return false; }
     /// The sum reads gradients where they lie, and writes the averages there, or into the buckets of which gradients are
-    /// to be views. pack() copies only zeros and gradients of another layout. Before the first iteration.
+    /// to be views. pack() copies only zeros, and gradients of another layout, with a factor or in memory of the buckets.
+    /// Before the first iteration.
     virtual void leave_in_place() {}
     /// Where the parameters [first, last) of a bucket lie, when all are packed, and where their averages go; empty: in the
     /// bucket. The list is kept until the next iteration.

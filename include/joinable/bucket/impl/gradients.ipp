@@ -120,8 +120,8 @@ public:
 
     [[nodiscard]] bool copies_without_need() const override {
         return !are_views_ && std::any_of(dense_.begin(), dense_.end(), [&](std::size_t i) {
-            return in_place_[i] == nullptr && parameters_[i].can_set_grad() && has(i) &&
-                   !is_rows(i) && !is_resident(i);
+            return in_place_[i] == nullptr && (!stays_in_place_ || is_packed_[i]) &&
+                   parameters_[i].can_set_grad() && has(i) && !is_rows(i) && !is_resident(i);
         });
     }
     void leave_in_place() override {
@@ -210,6 +210,7 @@ public:
             return;
         }
         in_place_[i] = nullptr;
+        is_packed_[i] = false;
         device().fill_zero(*places_[i]);
     }
 

@@ -27642,7 +27642,8 @@ concept HasHelper = requires(Comm& comm) {
 /// bitwise identical with and without it.
 ///
 /// Over thread and process ranks it computes the rank's share of collectives of more than 2 KiB
-/// that all ranks have posted, and else sleeps.
+/// that all ranks have posted, and else sleeps. It leaves to the rank what moves in slices between processes (see
+/// ProcessCommunicator), so also sums of large gradients that lie in no arena.
 ///
 /// Over MPI it tests all collectives and messages in flight and delivers their results. It also
 /// receives aborts and answers the other ranks, so they do not name its rank as missing in a

@@ -55,8 +55,21 @@ namespace joinable { inline namespace v0 {
 namespace torch {
 
 /// The numbers in the options of an optimizer of libtorch, and the tensors in its state of a parameter, for
-/// joinable::torch::Optimizer. SGD, Adam, AdamW, RMSprop and Adagrad have them here; for another optimizer
-/// specialise this struct in the same way, or derive it from the traits of its base class.
+/// joinable::torch::Optimizer. SGD, Adam, AdamW, RMSprop and Adagrad have them here; for another optimizer derive this
+/// struct from the traits of its base class, or specialise it with static members, where `numbers` are the present
+/// settings as a `std::span<double const>`:
+///
+/// | member                            | meaning                                                                  |
+/// |-----------------------------------|--------------------------------------------------------------------------|
+/// | Options, State                    | the types of its options and of its state of a parameter                 |
+/// | settings                          | names in a constexpr `std::array<std::string_view, N>`                   |
+/// | for_each_setting(options, f)      | calls f with a reference to each setting, in the order of `settings`     |
+/// | state_names(numbers)              | the names of the tensors that State has with these settings, in a        |
+/// |                                   | `std::span<std::string_view const>` of memory that stays                 |
+/// | for_each_state(state, numbers, f) | calls f with a reference to each of these tensors, in the order of names |
+/// | counts_steps                      | a constexpr bool: whether State has step(), which counts them            |
+/// | first_state(parameter, numbers)   | optional: the `std::unique_ptr<State>` before the first step, if the     |
+/// |                                   | optimizer does not make it in that step                                  |
 template <class O>
 struct optimizer_traits;
 

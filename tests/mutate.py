@@ -3157,8 +3157,8 @@ MUTATIONS = [
     ),
     Mutation(
         "settings-move-when-groups-are-added", "participant/sharded/optimizer.hpp",
-        "make_group(making, list, rules_.emplace_back(std::move(rule)), choices, also);",
-        "std::deque<Rule> all = rules_;\n            all.push_back(std::move(rule));\n            rules_.swap(all);\n            make_group(making, list, rules_.back(), choices, also);",
+        "Rule& kept = rules_.emplace_back(std::move(rule));",
+        "std::deque<Rule> all = rules_;\n            all.push_back(std::move(rule));\n            rules_.swap(all);\n            Rule& kept = rules_.back();",
         "participant/zero_redundancy_optimizer.test.cpp", "the settings of a group stay*",
     ),
     Mutation(

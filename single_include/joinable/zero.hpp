@@ -6489,10 +6489,11 @@ protected:
             }
             compare(making.compared);
             making.first = first;
-            make_group(making, list, rules_.emplace_back(std::move(rule)), choices, also);
             for (AnyParameter const& parameter : list) {
                 making.sent.push_back(parameter.value());
             }
+            Rule& kept = rules_.emplace_back(std::move(rule));
+            make_group(making, std::move(list), kept, choices, also);
         };
         auto const undo = [&] {
             while (rules_.size() > first) {
@@ -6732,7 +6733,6 @@ private:
     struct Making {
         std::size_t first = 0;
         AgreementList compared = {};
-        ParameterList parameters = {};        ///< of all of them
         std::vector<ParameterList> kept = {}; ///< of each group: what takes their place
         std::vector<AnyView> sent = {};       ///< what all ranks take from rank 0
     };
@@ -6742,21 +6742,28 @@ private:
     template <class F>
     void make_group(
         Making& making,
-        ParameterList const& list,
+        ParameterList list,
         Rule& rule,
         detail::ShardChoices const& choices,
         F const& also
     ) {
         Group group;
-        group.parameters = list;
+        group.parameters = std::move(list);
         plan(group, rule, choices, making.compared);
         making.kept.push_back(make_store(group));
         Given given{choices, std::nullopt};
-        list_given(given, list);
+        list_given(given, group.parameters);
         also(std::as_const(group));
-        append(making.parameters, list);
         given_.push_back(std::move(given));
         groups_.push_back(std::move(group));
+    }
+    /// Enters the memory of the groups from `first` on.
+    void enter_made(detail::ModelEntry& entry, std::size_t first) const {
+        ParameterList all;
+        for (std::size_t k = first; k < groups_.size(); ++k) {
+            append(all, groups_[k].parameters);
+        }
+        entry.enter(all, false);
     }
     /// Runs prepare(making), which makes groups on each rank, then accept() once all ranks have them, and moves their
     /// values to where they are kept, with masters of those for which `loads(group, i)`. If one throws on one rank, all
@@ -6775,13 +6782,13 @@ private:
             detail::ModelEntry entry{comm_};
             fail_together(making.compared, [&] {
                 prepare(making);
+                enter_made(entry, making.first);
                 values.emplace(
                     detail::tensor_list(std::move(making.sent)),
                     options_.bucket_cap_bytes / 2, // there are two of them
                     "parameter",
                     detail::BufferMemory{comm_}
                 );
-                entry.enter(making.parameters, false);
             });
             entry.leave();
             accept();

@@ -459,8 +459,8 @@ TEST_CASE("a sharded optimizer has its share of the state, and two buckets") {
                 }
                 // Two averages of each element, and what it reduces. When it is made, one bucket more.
                 std::size_t const expected = (reduces ? 3 : 2) * share + 2 * bucket;
-                // Of parameters: compared on all ranks, and the layout of each value.
-                std::size_t const lists = bucket / 4 + (16 + sizeof(joinable::AnyView)) * count;
+                // Of parameters: compared on all ranks, the layout of each value, and where it lies in lists of groups.
+                std::size_t const lists = bucket / 4 + (48 + sizeof(joinable::AnyView)) * count;
                 CHECK(live_bytes - before >= expected);
                 CHECK(live_bytes - before <= expected + expected / 20);
                 CHECK(peak_bytes - before <= expected + expected / 20 + bucket + lists);

@@ -89,6 +89,15 @@ TEST_CASE("a report has the buckets and options of its model, before and after t
     });
 }
 
+template <class Comm>
+bool sums_gradients_where_they_lie(Comm const& comm) {
+    if constexpr (joinable::detail::has_sum_of_pieces<Comm>) {
+        return comm.sums_pieces();
+    } else {
+        return false;
+    }
+}
+
 TEST_CASE("a report says that gradients could be views of the buckets where they are copied") {
     over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         for (bool const are_views : {false, true}) {
@@ -102,10 +111,7 @@ TEST_CASE("a report says that gradients could be views of the buckets where they
                 ready(1);
                 ready(0);
             });
-            bool copies = !are_views;
-            if constexpr (joinable::detail::has_sum_of_pieces<RankCommunicator>) {
-                copies = copies && !comm.sums_pieces(); // which read gradients where they lie
-            }
+            bool const copies = !are_views && !sums_gradients_where_they_lie(comm);
             auto const report = joinable::data_parallel_report(ddp);
             CHECK(report.could_be_views == copies);
             CHECK(to_string(report).ends_with("set gradient_as_bucket_view\n") == copies);

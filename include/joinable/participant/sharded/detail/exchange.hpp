@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstddef>
-#include <numeric>
 #include <optional>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -91,9 +91,8 @@ public:
         Scratch* scratch
     )
         : parameters_{parameters}, shard_{shard}, packed_{scratch != nullptr ? bucket : nullptr} {
-        auto const total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-        auto const before =
-            std::accumulate(counts.begin(), counts.begin() + comm.rank(), std::size_t{0});
+        std::size_t const before =
+            sum_of(std::span{counts}.first(static_cast<std::size_t>(comm.rank())));
         std::byte* const own = bucket + before * shard.element();
         if (scratch != nullptr) {
             shard.pack_own(parameters, own, *scratch);
@@ -102,7 +101,7 @@ public:
         DType const dtype = shard.bucket().dtype;
         std::size_t const part = counts[static_cast<std::size_t>(comm.rank())];
         static_cast<void>(parts_.emplace(any_all_gather(
-            comm, ConstBuffer{own, part, dtype}, Buffer{bucket, total, dtype}, counts
+            comm, ConstBuffer{own, part, dtype}, Buffer{bucket, sum_of(counts), dtype}, counts
         )));
     }
     /// Sends the stepped rows of the only parameter, whose number all ranks know.

@@ -49,10 +49,16 @@ JOINABLE_DEFINITION void StagedMemory::require_room(std::size_t bytes) const {
     }
 }
 
-/// Calls f(address, first, last) for each part of pieces that has bytes [first, last) of [begin, end).
+/// Calls f(address, first, last) for each part of a buffer, or of pieces if that is empty, that has bytes [first, last)
+/// of [begin, end).
 template <class F>
-void for_parts(BufferPieces const& pieces, std::size_t begin, std::size_t end, F const& f) {
-    for (std::size_t at = begin; at < end;) {
+void for_parts(
+    ConstBuffer buffer, BufferPieces const& pieces, std::size_t begin, std::size_t end, F const& f
+) {
+    if (buffer.count != 0) {
+        return f(static_cast<std::byte*>(const_cast<void*>(buffer.data)) + begin, begin, end);
+    }
+    for (std::size_t at = begin; at < end && pieces.number != 0;) {
         BufferPiece const& piece = pieces.at(at);
         std::size_t const last = (std::min)(end, piece.end);
         f(static_cast<std::byte*>(piece.data()) + (at - pieces.begin_of(piece)), at, last);
@@ -108,38 +114,20 @@ JOINABLE_DEFINITION LentAddresses StagedMemory::own(std::uint64_t sequence) cons
 JOINABLE_DEFINITION void
 StagedMemory::copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
     Loan const& loan = loans_[sequence % loans_.size()];
-    if (loan.in.count != 0) {
-        auto const* const from = static_cast<std::byte const*>(loan.in.data) + begin;
-        copy(loan.copies + begin % loan.bytes, from, end - begin);
-    } else if (loan.parts.number != 0) {
-        for_parts(
-            loan.parts,
-            begin,
-            end,
-            [&](std::byte* part, std::size_t first, std::size_t last) {
-                copy(loan.copies + first % loan.bytes, part, last - first);
-            }
-        );
-    }
+    auto const copy_part = [&](std::byte const* part, std::size_t first, std::size_t last) {
+        copy(loan.copies + first % loan.bytes, part, last - first);
+    };
+    for_parts(loan.in, loan.parts, begin, end, copy_part);
 }
 
 JOINABLE_DEFINITION void
 StagedMemory::copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
     Loan const& loan = loans_[sequence % loans_.size()];
     auto const* const from = static_cast<std::byte const*>(loan.at.out);
-    if (loan.out.count != 0) {
-        auto* const to = static_cast<std::byte*>(loan.out.data) + begin;
-        copy(to, from + begin % loan.bytes, end - begin);
-    } else if (loan.parts.number != 0) {
-        for_parts(
-            loan.parts,
-            begin,
-            end,
-            [&](std::byte* part, std::size_t first, std::size_t last) {
-                copy(part, from + first % loan.bytes, last - first);
-            }
-        );
-    }
+    auto const copy_part = [&](std::byte* part, std::size_t first, std::size_t last) {
+        copy(part, from + first % loan.bytes, last - first);
+    };
+    for_parts(loan.out, loan.parts, begin, end, copy_part);
 }
 
 JOINABLE_DEFINITION void StagedMemory::give_back(std::uint64_t sequence) noexcept {

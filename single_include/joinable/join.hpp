@@ -8849,11 +8849,10 @@ private:
     }
     /// Whether a gradient lies in a bucket: at its place, or at that of another one, where the sum may write first.
     [[nodiscard]] bool is_in_buckets(AnyView const& gradient) const noexcept {
+        AddressRange const range = AddressRange::of(gradient);
         bool is_there = false;
         layout_.for_each_arena([&](Arena const& arena) {
-            std::less<> const is_before;
-            is_there = is_there || (!is_before(gradient.data(), arena.data()) &&
-                                    is_before(gradient.data(), arena.data() + arena.bytes()));
+            is_there = is_there || range.meets({arena.data(), arena.data() + arena.bytes()});
         });
         return is_there;
     }

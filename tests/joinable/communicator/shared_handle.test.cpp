@@ -26,6 +26,7 @@
 #include <doctest/doctest.h>
 #include <support/forked.hpp>
 #include <support/process_ranks.hpp>
+#include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/collectives.hpp>
@@ -353,10 +354,10 @@ TEST_CASE("a process that may open no more files says so, and gets none") {
     }));
 }
 
+// Not under a sanitizer: a thread of the parent may have one of its locks at fork, which stays locked.
 TEST_CASE(
     "a forked process makes an offer of its own, and ends none of its parent's" *
-    doctest::skip(joinable::detail::has_thread_sanitizer
-    ) // it starts no thread beside those of the parent
+    doctest::skip(under_sanitizer)
 ) {
     auto const buffer = shared_buffer<int>(3);
     SharedHandle const handle = buffer.handle();
@@ -377,7 +378,8 @@ TEST_CASE(
     SharedHandle const of_ended = ended->handle();
     pid_t const child = children.start([] { ::pause(); });
     ended.reset();
-    CHECK_FALSE(has_socket(of_ended));
+    // fork() may return here before the child has closed its copy.
+    wait_until([&] { return !has_socket(of_ended); });
     ::kill(child, SIGKILL);
     CHECK(children.wait() == SIGKILL);
 }

@@ -217,11 +217,16 @@ TEST_CASE_TEMPLATE(
     double,
     joinable::Half
 ) {
+    std::size_t k = 0;
     for (std::size_t const count : {std::size_t{1}, std::size_t{5000}, 3'000'000 / sizeof(T)}) {
         for (int const first : {0, 1, 2, 3, 4, 5}) {
             for (bool const are_alike : {false, true}) {
-                run_process_ranks({1, 2, 3, 4, 8}, [&](ProcessCommunicator& comm) {
-                    check_unreached<T>(comm, count, (first + (are_alike ? 0 : comm.rank())) % 6);
+                in_turn({1, 2, 3, 4, 8}, k++, [&](int ranks) {
+                    run_process_ranks({ranks}, [&](ProcessCommunicator& comm) {
+                        check_unreached<T>(
+                            comm, count, (first + (are_alike ? 0 : comm.rank())) % 6
+                        );
+                    });
                 });
             }
         }

@@ -24,21 +24,22 @@
 
 namespace joinable_tests {
 
-/// Thread ranks, each with a device of the fake and a stream on which its collectives run: they take
+/// Ranks of `Host`, each with a device of the fake and a stream on which its collectives run: they take
 /// nothing but memory of that device.
-class StreamCommunicator {
+template <class Host>
+class StreamCommunicatorOf {
 public:
     using device_type = joinable::CudaDevice;
 
-    explicit StreamCommunicator(joinable::ThreadCommunicator& host, cudaStream_t engine_stream = {})
-        : StreamCommunicator{host, engine_stream, host.rank()} {}
+    explicit StreamCommunicatorOf(Host& host, cudaStream_t engine_stream = {})
+        : StreamCommunicatorOf{host, engine_stream, host.rank()} {}
     /// On a device that need not have the number of the rank.
-    StreamCommunicator(joinable::ThreadCommunicator& host, cudaStream_t engine_stream, int device)
+    StreamCommunicatorOf(Host& host, cudaStream_t engine_stream, int device)
         : ranks_{host.split(0, host.rank())}, index_{device}, stream_{make_stream(device)},
           device_{device, stream_.get(), engine_stream} {}
-    ~StreamCommunicator() { (void)cudaStreamSynchronize(stream_.get()); }
-    StreamCommunicator(StreamCommunicator const&) = delete;
-    StreamCommunicator& operator=(StreamCommunicator const&) = delete;
+    ~StreamCommunicatorOf() { (void)cudaStreamSynchronize(stream_.get()); }
+    StreamCommunicatorOf(StreamCommunicatorOf const&) = delete;
+    StreamCommunicatorOf& operator=(StreamCommunicatorOf const&) = delete;
 
     class StreamWork {
     public:
@@ -55,7 +56,7 @@ public:
         }
 
     private:
-        friend StreamCommunicator;
+        friend StreamCommunicatorOf;
         std::shared_ptr<CUevent_st> event_;
         std::shared_ptr<std::exception_ptr> error_ = std::make_shared<std::exception_ptr>();
     };
@@ -102,7 +103,7 @@ protected:
         return work;
     }
 
-    decltype(std::declval<joinable::ThreadCommunicator&>().split(0, 0)) ranks_; ///< the stream's
+    decltype(std::declval<Host&>().split(0, 0)) ranks_; ///< the stream's
 
 private:
     static std::shared_ptr<CUstream_st> make_stream(int device) {
@@ -121,19 +122,24 @@ private:
 };
 
 /// One that scales what it sums, as NCCL's pre-multiplied sum.
-class ScalingStreamCommunicator : public StreamCommunicator {
+template <class Host>
+class ScalingStreamCommunicatorOf : public StreamCommunicatorOf<Host> {
 public:
-    using StreamCommunicator::all_reduce;
-    using StreamCommunicator::StreamCommunicator;
+    using StreamCommunicatorOf<Host>::all_reduce;
+    using StreamCommunicatorOf<Host>::StreamCommunicatorOf;
 
-    StreamWork all_reduce(joinable::Buffer buffer, joinable::ReduceOp op, double factor) {
-        return start(buffer, [this, buffer, op, factor] {
+    auto all_reduce(joinable::Buffer buffer, joinable::ReduceOp op, double factor) {
+        return this->start(buffer, [this, buffer, op, factor] {
             joinable::AnyView const view{buffer.data, buffer.dtype, {buffer.count}, {1}};
             joinable::scale_copy(view, factor, view);
-            ranks_.all_reduce(buffer, op).wait();
+            this->ranks_.all_reduce(buffer, op).wait();
         });
     }
 };
+
+/// Over threads.
+using StreamCommunicator = StreamCommunicatorOf<joinable::ThreadCommunicator>;
+using ScalingStreamCommunicator = ScalingStreamCommunicatorOf<joinable::ThreadCommunicator>;
 
 /// Whether a copy of a launch writes what another one reads or writes: the threads of a GPU go in no
 /// order.

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -21,7 +23,11 @@
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_cuda/stream_communicator.hpp>
 #include <support/numbers.hpp>
+#include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
+#include <support/shared.hpp>
+#include <support/time_of_death.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/compression.hpp>
 #include <joinable/cuda.hpp>
@@ -39,6 +45,7 @@ using joinable::DeviceKind;
 using joinable::DistributedDataParallel;
 using joinable::DType;
 using joinable::PerDevice;
+using joinable::ProcessCommunicator;
 using joinable::Shape;
 using joinable::ThreadCommunicator;
 using namespace joinable_tests;
@@ -47,7 +54,8 @@ using namespace joinable_tests;
 /// lower number.
 template <class Comm>
 struct SplitModel {
-    explicit SplitModel(ThreadCommunicator& host, DType dtype = DType::f32)
+    template <class Host>
+    explicit SplitModel(Host& host, DType dtype = DType::f32)
         : first_device{2 * host.rank() + host.rank() % 2},
           second_device{2 * host.rank() + 1 - host.rank() % 2},
           first{host.rank(), dtype, first_device}, second{host.rank(), dtype, second_device},
@@ -89,22 +97,52 @@ struct SplitModel {
     std::vector<DeviceParam*> params;
 };
 
+/// Runs body(host, model) on a rank, with kernels or without.
+template <class Host, class Body>
+void run_rank(Host& host, DType dtype, bool has_kernels, Body const& body) {
+    if (has_kernels) {
+        SplitModel<StreamCommunicatorOf<Host>> model{host, dtype};
+        model.of_first.device_memory().use_kernels(host_kernels());
+        model.of_second.device_memory().use_kernels(host_kernels());
+        body(host, model);
+    } else {
+        SplitModel<ScalingStreamCommunicatorOf<Host>> model{host, dtype};
+        body(host, model);
+    }
+}
+
+/// As many devices as 8 ranks have.
+struct SixteenDevices {
+    SixteenDevices() { fake::set_device_count(16); }
+    ~SixteenDevices() { fake::set_device_count(8); }
+    SixteenDevices(SixteenDevices const&) = delete;
+    SixteenDevices& operator=(SixteenDevices const&) = delete;
+};
+
 /// Runs body(host, model) on every rank, with kernels or without, and looks for leaks.
 template <class Body>
 void run_split(std::initializer_list<int> sizes, DType dtype, Body const& body) {
+    SixteenDevices const devices;
     for (bool const has_kernels : {false, true}) {
         run_participants(sizes, [&](ThreadCommunicator& host) {
-            if (has_kernels) {
-                SplitModel<StreamCommunicator> model{host, dtype};
-                model.of_first.device_memory().use_kernels(host_kernels());
-                model.of_second.device_memory().use_kernels(host_kernels());
-                body(host, model);
-            } else {
-                SplitModel<ScalingStreamCommunicator> model{host, dtype};
-                body(host, model);
-            }
+            run_rank(host, dtype, has_kernels, body);
         });
         check_nothing_is_left();
+    }
+}
+/// The same where ranks are processes, each with two devices of its own. A fork has none of the threads of streams.
+template <class Body>
+void run_split_processes(std::initializer_list<int> sizes, DType dtype, Body const& body) {
+    SixteenDevices const devices;
+    for (bool const has_kernels : {false, true}) {
+        run_process_ranks(
+            sizes,
+            [&](ProcessCommunicator& host) {
+                run_rank(host, dtype, has_kernels, body);
+                check_nothing_is_left();
+            },
+            {.other_threads = true}
+        );
     }
 }
 
@@ -135,7 +173,7 @@ TEST_CASE("one model over two devices of each rank is averaged, with uneven inpu
 ) {
     for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
         for (bool const views : {false, true}) {
-            run_split({1, 2, 3, 4}, dtype, [&](ThreadCommunicator& host, auto& model) {
+            auto const average = [&](ThreadCommunicator& host, auto& model) {
                 DistributedDataParallel ddp{model.comm, model.params, small_buckets(views)};
                 check_devices(model, ddp.buckets());
                 joinable::Join guard{joinable::participants(ddp), joinable::control(host)};
@@ -150,7 +188,11 @@ TEST_CASE("one model over two devices of each rank is averaged, with uneven inpu
                 CHECK(guard.finish().rounds == static_cast<std::size_t>(host.size()));
                 check_devices(model, ddp.buckets()); // they have been cut anew
                 CHECK(ddp.buckets().size() > 2);
-            });
+            };
+            run_split({1, 2, 3, 4}, dtype, average);
+            if (dtype == DType::f32 && views) {
+                run_split({8}, dtype, average);
+            }
         }
     }
 }
@@ -250,7 +292,7 @@ void check_close(Numbers const& found, Numbers const& expected) {
 
 TEST_CASE("a net over two devices trains as one process that has all inputs") {
     for (bool const views : {false, true}) {
-        run_split({1, 2, 3, 4}, DType::f64, [&](ThreadCommunicator& host, auto& model) {
+        auto const train = [&](auto& host, auto& model) {
             SplitNet net{model.first_device, model.second_device, 1.0 + host.rank()};
             std::vector<AnyView> const state{net.params[0].own.view()};
             DistributedDataParallel ddp{
@@ -300,7 +342,11 @@ TEST_CASE("a net over two devices trains as one process that has all inputs") {
             model.wait();
             check_close(net.params[0].value.numbers(), serial.a);
             check_close(net.params[1].value.numbers(), serial.b);
-        });
+        };
+        run_split({1, 2, 3, 4, 8}, DType::f64, train);
+        run_split_processes(
+            views ? std::initializer_list{1, 3, 8} : std::initializer_list{2, 4}, DType::f64, train
+        );
     }
 }
 
@@ -530,7 +576,7 @@ TEST_CASE("a model over two devices takes other parameters, and refuses those pl
 
 TEST_CASE("a rank that throws in its pass, or between two, fails on all ranks with one error") {
     for (bool const is_within : {false, true}) {
-        run_split({2, 3, 4}, DType::f32, [&](ThreadCommunicator& host, auto& model) {
+        auto const fail = [&](auto& host, auto& model) {
             DistributedDataParallel ddp{model.comm, model.params, small_buckets(false)};
             std::string const text = failure_of([&] {
                 joinable::Join guard{joinable::participants(ddp), joinable::control(host)};
@@ -558,12 +604,14 @@ TEST_CASE("a rank that throws in its pass, or between two, fails on all ranks wi
             if (!is_within) {
                 host.barrier(); // a rank that has gone has aborted
             }
-        });
+        };
+        run_split({2, 3, 4, 8}, DType::f32, fail);
+        run_split_processes({2, 3, 4, 8}, DType::f32, fail);
     }
 }
 
 TEST_CASE("an abort of the whole ends the waits of all ranks on both devices") {
-    run_split({2, 3}, DType::f32, [](ThreadCommunicator& host, auto& model) {
+    auto const end = [](auto& host, auto& model) {
         DistributedDataParallel ddp{model.comm, model.params, small_buckets(false)};
         ddp.forward([] {});
         if (host.rank() == 0) {
@@ -575,7 +623,83 @@ TEST_CASE("an abort of the whole ends the waits of all ranks on both devices") {
         says(text, "peer: rank 0 has had enough");
         CHECK(model.of_first.is_aborted());
         CHECK(model.of_second.is_aborted());
-    });
+    };
+    run_split({2, 3, 4, 8}, DType::f32, end);
+    run_split_processes({2, 3, 4, 8}, DType::f32, end);
+}
+
+/// What the others of a rank that is killed have heard.
+struct Told {
+    TimeOfDeath time;
+    std::atomic<int> named{0};
+};
+
+TEST_CASE("a process with two devices that is killed is named by the others, which leave nothing") {
+    SixteenDevices const devices;
+    std::vector<TimeOfDeath::Clock::duration> delays;
+    for (int const world : groups_of_participants({2, 3, 4, 8})) {
+        for (int const culprit :
+             {0, world - 1}) { // while all are active; when the others have joined
+            for (bool const is_within : {false, true}) {
+                CAPTURE(world);
+                CAPTURE(culprit);
+                CAPTURE(is_within);
+                Shared<Told> told;
+                auto const train = [&](ProcessCommunicator& host, auto& model) {
+                    auto const die = [&] {
+                        told->time.happens();
+                        std::raise(SIGKILL);
+                    };
+                    std::string const text = failure_of([&] {
+                        DistributedDataParallel ddp{model.comm, model.params, small_buckets(false)};
+                        joinable::Join guard{joinable::participants(ddp), joinable::control(host)};
+                        for (int batch = 0; batch <= host.rank(); ++batch) {
+                            bool const is_last = host.rank() == culprit && batch == culprit;
+                            if (is_last && !is_within) {
+                                die();
+                            }
+                            ddp.forward([] {});
+                            ddp.backward([&](auto ready) {
+                                std::size_t marked = 0;
+                                model.backward(batch, [&](std::size_t i) {
+                                    ready(i);
+                                    if (is_last && ++marked == 3) {
+                                        die(); // a bucket has left
+                                    }
+                                });
+                            });
+                        }
+                        guard.finish();
+                    });
+                    told->time.is_heard();
+                    std::string const name = "peer: rank " + std::to_string(culprit) + " failed";
+                    told->named += text.starts_with(name) ? 1 : 0;
+                    CHECK(model.comm.is_aborted());
+                };
+                auto const run = [&] {
+                    run_process_ranks(
+                        {world},
+                        [&](ProcessCommunicator& host) {
+                            run_rank(host, DType::f32, culprit == 0, train);
+                            check_nothing_is_left();
+                        },
+                        {.other_threads = true}
+                    );
+                };
+                says(
+                    failure_of(run),
+                    "peer: rank " + std::to_string(culprit) +
+                        " failed: its process was killed by signal 9"
+                );
+                CHECK(told->named == world - 1);
+                delays.push_back(told->time.delay());
+            }
+        }
+    }
+    CHECK(most_of(delays) < std::chrono::seconds{1});
+    CHECK(
+        *std::max_element(delays.begin(), delays.end()) < std::chrono::seconds{30}
+    ); // half of the deadline
 }
 
 TEST_CASE("an abort of one device's communicator counts for the whole") {

@@ -19616,6 +19616,41 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// A part of a rank's memory, as offsets.
+struct MemoryRange {
+    std::size_t begin;
+    std::size_t end;
+    bool is_kept = false; ///< also after its arena is destroyed
+};
+
+/// Takes the lowest place that is large enough between what is taken, which is sorted by offset, once `prepare(begin)`
+/// has returned. Null if there is none. `alignment` is a power of two. Linear in what is taken.
+template <class Prepare>
+[[nodiscard]] std::byte* take_first_fit(
+    std::vector<MemoryRange>& taken,
+    std::span<std::byte> memory,
+    std::size_t bytes,
+    std::size_t alignment,
+    Prepare const& prepare
+) {
+    auto const start = reinterpret_cast<std::uintptr_t>(memory.data());
+    std::size_t end = 0; // of the range before
+    for (auto next = taken.begin();; ++next) {
+        std::size_t const begin = ((start + end + alignment - 1) & ~(alignment - 1)) - start;
+        bool const is_last = next == taken.end();
+        std::size_t const limit = is_last ? memory.size() : next->begin;
+        if (begin <= limit && bytes <= limit - begin) {
+            prepare(begin);
+            taken.insert(next, {begin, begin + bytes});
+            return memory.data() + begin;
+        }
+        if (is_last) {
+            return nullptr;
+        }
+        end = next->end;
+    }
+}
+
 /// Memory that is divided into the arenas of one rank. Any thread may use it: arenas of several
 /// communicators lie in it. Its owner or any arena keeps it alive, so an arena may outlive its
 /// communicator.
@@ -19649,12 +19684,6 @@ public:
     void keep(void const* data) noexcept;
 
 private:
-    struct Range { ///< as offsets in the memory
-        std::size_t begin;
-        std::size_t end;
-        bool is_kept = false; ///< even after the arena is destroyed
-    };
-
     ArenaSpace(std::span<std::byte> memory, Reserve reserve) noexcept
         : memory_{memory}, reserve_{std::move(reserve)} {}
     ~ArenaSpace() = default;
@@ -19676,9 +19705,9 @@ private:
 
     std::span<std::byte> memory_;
     Reserve reserve_;
-    std::mutex mutex_;         ///< for what follows
-    std::vector<Range> taken_; ///< sorted by offset
-    std::size_t arenas_ = 0;   ///< that are not destroyed
+    std::mutex mutex_;               ///< for what follows
+    std::vector<MemoryRange> taken_; ///< sorted by offset
+    std::size_t arenas_ = 0;         ///< that are not destroyed
     bool is_closed_ = false;
 };
 
@@ -19700,24 +19729,16 @@ ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
         return Arena{};
     }
     std::lock_guard const lock{mutex_};
-    auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
-    std::size_t end = 0; // of the previous arena
-    for (auto next = taken_.begin();; ++next) {
-        std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
-        std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
-        if (begin <= limit && bytes <= limit - begin) {
-            std::byte* const data = memory_.data() + begin;
-            reserve_(data, bytes);
-            taken_.insert(next, {begin, begin + bytes});
-            ++arenas_;
-            std::memset(data, 0, bytes); // another arena may have used it
-            return Arena{data, bytes, &release, this};
-        }
-        if (next == taken_.end()) {
-            return std::nullopt;
-        }
-        end = next->end;
+    std::byte* const data =
+        take_first_fit(taken_, memory_, bytes, alignment, [&](std::size_t begin) {
+            reserve_(memory_.data() + begin, bytes);
+            std::memset(memory_.data() + begin, 0, bytes); // another arena may have used it
+        });
+    if (data == nullptr) {
+        return std::nullopt;
     }
+    ++arenas_;
+    return Arena{data, bytes, &release, this};
 }
 
 JOINABLE_DEFINITION bool ArenaSpace::holds(void const* data, std::size_t bytes) const noexcept {
@@ -19731,7 +19752,7 @@ JOINABLE_DEFINITION void ArenaSpace::keep(void const* data) noexcept {
     if (holds(data, 0)) {
         auto const offset =
             static_cast<std::size_t>(static_cast<std::byte const*>(data) - memory_.data());
-        for (Range& range : taken_) {
+        for (MemoryRange& range : taken_) {
             range.is_kept = range.is_kept || (range.begin <= offset && offset < range.end);
         }
     }
@@ -19741,7 +19762,7 @@ JOINABLE_DEFINITION void ArenaSpace::release(void* context, std::byte* data, std
     auto* const space = static_cast<ArenaSpace*>(context);
     auto const begin = static_cast<std::size_t>(data - space->memory_.data());
     space->finish([&] {
-        std::erase_if(space->taken_, [&](Range const& range) {
+        std::erase_if(space->taken_, [&](MemoryRange const& range) {
             return range.begin == begin && !range.is_kept;
         });
         --space->arenas_;
@@ -19840,7 +19861,7 @@ public:
     }
 
     /// The lowest free block, because memory that was used before is in the caches. Null if there
-    /// is none. Linear in the gaps. Throws what `reserve` throws.
+    /// is none. Linear in the blocks that were given. Throws what `reserve` throws.
     [[nodiscard]] std::byte* allocate(std::size_t bytes);
     /// The same, but of the block only `used` is reserved, and `zeros` is zeroed. Before the caller
     /// uses other parts, it reserves them itself.
@@ -19849,11 +19870,6 @@ public:
     void free(std::byte* memory, std::size_t bytes) noexcept;
 
 private:
-    struct Gap { ///< as offsets in the memory
-        std::size_t begin;
-        std::size_t end;
-    };
-
     /// Reserves what is not reserved yet of the pages of these bytes.
     void reserve(std::size_t begin, std::size_t end);
     /// The pages that lie in these bytes are no longer reserved.
@@ -19863,12 +19879,12 @@ private:
     std::atomic<std::size_t> size_; ///< of the part of it for everything but arenas
     ArenaSpace::Reserve reserve_;
     Clear clear_;
-    std::vector<Gap> unreserved_;    ///< sorted by offset; parts of it others may have reserved
+    std::vector<MemoryRange>
+        unreserved_;                 ///< sorted by offset; parts of it others may have reserved
     ArenaSpace::Owner arenas_owner_; ///< from the first arena on
     std::atomic<ArenaSpace*> arenas_{nullptr}; ///< what that owns
     std::mutex mutex_;
-    std::vector<Gap> gaps_; ///< sorted by offset
-    std::size_t given_ = 0;
+    std::vector<MemoryRange> given_; ///< sorted by offset
 };
 
 }}} // namespace joinable::v0::detail
@@ -19956,17 +19972,15 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION
 Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve, Clear clear)
     : memory_{memory}, size_{memory.size()}, reserve_{std::move(reserve)}, clear_{std::move(clear)},
-      unreserved_{{0, memory.size()}}, gaps_{{0, memory.size()}} {}
+      unreserved_{{0, memory.size()}} {}
 
 JOINABLE_DEFINITION Arena Room::arena(std::size_t bytes, std::size_t alignment) {
     std::lock_guard const lock{mutex_};
     std::size_t const half = memory_.size() / 2;
-    if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
-        !arenas_owner_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
+    if (!arenas_owner_ && (given_.empty() || given_.back().end <= half)) {
         arenas_owner_ = ArenaSpace::make(memory_.subspan(half), reserve_);
         arenas_.store(arenas_owner_.get(), std::memory_order_release);
         size_.store(half, std::memory_order_relaxed);
-        last->end = half;
     }
     std::optional<Arena> found;
     if (arenas_owner_) {
@@ -19984,30 +19998,16 @@ JOINABLE_DEFINITION std::byte*
 Room::allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zeros) {
     std::size_t const size = in_cache_lines(bytes);
     std::lock_guard const lock{mutex_};
-    if (gaps_.capacity() < given_ + 2) { // for free(), which must not fail
-        gaps_.reserve(2 * given_ + 16);
-    }
-    auto const gap = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& candidate) {
-        return size <= candidate.end - candidate.begin;
+    return take_first_fit(given_, memory_.first(this->size()), size, 1, [&](std::size_t first) {
+        for (BlockPart const& part : used) {
+            reserve(first + part.offset, first + part.offset + part.bytes);
+        }
+        if (zeros.bytes != 0) {
+            std::size_t const begin = first + zeros.offset;
+            unreserve(begin, begin + zeros.bytes); // before that: it may throw halfway
+            clear_(memory_.data() + begin, zeros.bytes);
+        }
     });
-    if (gap == gaps_.end()) {
-        return nullptr;
-    }
-    std::byte* const found = memory_.data() + gap->begin;
-    for (BlockPart const& part : used) {
-        reserve(gap->begin + part.offset, gap->begin + part.offset + part.bytes);
-    }
-    if (zeros.bytes != 0) {
-        std::size_t const begin = gap->begin + zeros.offset;
-        unreserve(begin, begin + zeros.bytes); // before that: it may throw halfway
-        clear_(found + zeros.offset, zeros.bytes);
-    }
-    gap->begin += size;
-    if (gap->begin == gap->end) {
-        gaps_.erase(gap);
-    }
-    ++given_;
-    return found;
 }
 
 JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
@@ -20020,17 +20020,18 @@ JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
         unreserved_.begin(),
         unreserved_.end(),
         begin,
-        [](std::size_t offset, Gap const& gap) { return offset < gap.end; }
+        [](std::size_t offset, MemoryRange const& gap) { return offset < gap.end; }
     );
     auto at = first - unreserved_.begin();
     while (at != std::ssize(unreserved_) && unreserved_.data()[at].begin < end) {
         unreserved_.reserve(unreserved_.size() + 1); // must not fail once memory is reserved
         auto const place = unreserved_.begin() + at;
-        Gap const gap = *place;
-        Gap const part{(std::max)(gap.begin, begin), (std::min)(gap.end, end)};
+        MemoryRange const gap = *place;
+        MemoryRange const part{(std::max)(gap.begin, begin), (std::min)(gap.end, end)};
         reserve_(memory_.data() + part.begin, part.end - part.begin);
         unreserved_.erase(place);
-        for (Gap const& rest : {Gap{gap.begin, part.begin}, Gap{part.end, gap.end}}) {
+        for (MemoryRange const& rest :
+             {MemoryRange{gap.begin, part.begin}, MemoryRange{part.end, gap.end}}) {
             if (rest.begin != rest.end) {
                 unreserved_.insert(unreserved_.begin() + at++, rest);
             }
@@ -20047,11 +20048,13 @@ JOINABLE_DEFINITION void Room::unreserve(std::size_t begin, std::size_t end) {
         return;
     }
     // The parts that the new one meets become one with it.
-    auto const first = std::find_if(unreserved_.begin(), unreserved_.end(), [&](Gap const& gap) {
-        return begin <= gap.end;
+    auto const first =
+        std::find_if(unreserved_.begin(), unreserved_.end(), [&](MemoryRange const& gap) {
+            return begin <= gap.end;
+        });
+    auto const last = std::find_if(first, unreserved_.end(), [&](MemoryRange const& gap) {
+        return end < gap.begin;
     });
-    auto const last =
-        std::find_if(first, unreserved_.end(), [&](Gap const& gap) { return end < gap.begin; });
     if (first != last) {
         begin = (std::min)(begin, first->begin);
         end = (std::max)(end, std::prev(last)->end);
@@ -20063,21 +20066,9 @@ JOINABLE_DEFINITION void Room::free(std::byte* memory, std::size_t bytes) noexce
     auto const begin = static_cast<std::size_t>(memory - memory_.data());
     std::size_t const end = begin + in_cache_lines(bytes);
     std::lock_guard const lock{mutex_};
-    --given_;
-    auto const after =
-        std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& gap) { return begin < gap.begin; });
-    bool const joins_before = after != gaps_.begin() && std::prev(after)->end == begin;
-    bool const joins_after = after != gaps_.end() && after->begin == end;
-    if (joins_before && joins_after) {
-        std::prev(after)->end = after->end;
-        gaps_.erase(after);
-    } else if (joins_before) {
-        std::prev(after)->end = end;
-    } else if (joins_after) {
-        after->begin = begin;
-    } else {
-        gaps_.insert(after, {begin, end});
-    }
+    std::erase_if(given_, [&](MemoryRange const& range) {
+        return range.begin == begin && range.end == end;
+    });
 }
 
 }}} // namespace joinable::v0::detail

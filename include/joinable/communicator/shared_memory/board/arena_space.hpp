@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,41 @@
 #include <joinable/device/arena.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// A part of a rank's memory, as offsets.
+struct MemoryRange {
+    std::size_t begin;
+    std::size_t end;
+    bool is_kept = false; ///< also after its arena is destroyed
+};
+
+/// Takes the lowest place that is large enough between what is taken, which is sorted by offset, once `prepare(begin)`
+/// has returned. Null if there is none. `alignment` is a power of two. Linear in what is taken.
+template <class Prepare>
+[[nodiscard]] std::byte* take_first_fit(
+    std::vector<MemoryRange>& taken,
+    std::span<std::byte> memory,
+    std::size_t bytes,
+    std::size_t alignment,
+    Prepare const& prepare
+) {
+    auto const start = reinterpret_cast<std::uintptr_t>(memory.data());
+    std::size_t end = 0; // of the range before
+    for (auto next = taken.begin();; ++next) {
+        std::size_t const begin = ((start + end + alignment - 1) & ~(alignment - 1)) - start;
+        bool const is_last = next == taken.end();
+        std::size_t const limit = is_last ? memory.size() : next->begin;
+        if (begin <= limit && bytes <= limit - begin) {
+            prepare(begin);
+            taken.insert(next, {begin, begin + bytes});
+            return memory.data() + begin;
+        }
+        if (is_last) {
+            return nullptr;
+        }
+        end = next->end;
+    }
+}
 
 /// Memory that is divided into the arenas of one rank. Any thread may use it: arenas of several
 /// communicators lie in it. Its owner or any arena keeps it alive, so an arena may outlive its
@@ -48,12 +84,6 @@ public:
     void keep(void const* data) noexcept;
 
 private:
-    struct Range { ///< as offsets in the memory
-        std::size_t begin;
-        std::size_t end;
-        bool is_kept = false; ///< even after the arena is destroyed
-    };
-
     ArenaSpace(std::span<std::byte> memory, Reserve reserve) noexcept
         : memory_{memory}, reserve_{std::move(reserve)} {}
     ~ArenaSpace() = default;
@@ -75,9 +105,9 @@ private:
 
     std::span<std::byte> memory_;
     Reserve reserve_;
-    std::mutex mutex_;         ///< for what follows
-    std::vector<Range> taken_; ///< sorted by offset
-    std::size_t arenas_ = 0;   ///< that are not destroyed
+    std::mutex mutex_;               ///< for what follows
+    std::vector<MemoryRange> taken_; ///< sorted by offset
+    std::size_t arenas_ = 0;         ///< that are not destroyed
     bool is_closed_ = false;
 };
 

@@ -101,7 +101,7 @@ public:
     }
 
     /// The lowest free block, because memory that was used before is in the caches. Null if there
-    /// is none. Linear in the gaps. Throws what `reserve` throws.
+    /// is none. Linear in the blocks that were given. Throws what `reserve` throws.
     [[nodiscard]] std::byte* allocate(std::size_t bytes);
     /// The same, but of the block only `used` is reserved, and `zeros` is zeroed. Before the caller
     /// uses other parts, it reserves them itself.
@@ -110,11 +110,6 @@ public:
     void free(std::byte* memory, std::size_t bytes) noexcept;
 
 private:
-    struct Gap { ///< as offsets in the memory
-        std::size_t begin;
-        std::size_t end;
-    };
-
     /// Reserves what is not reserved yet of the pages of these bytes.
     void reserve(std::size_t begin, std::size_t end);
     /// The pages that lie in these bytes are no longer reserved.
@@ -124,12 +119,12 @@ private:
     std::atomic<std::size_t> size_; ///< of the part of it for everything but arenas
     ArenaSpace::Reserve reserve_;
     Clear clear_;
-    std::vector<Gap> unreserved_;    ///< sorted by offset; parts of it others may have reserved
+    std::vector<MemoryRange>
+        unreserved_;                 ///< sorted by offset; parts of it others may have reserved
     ArenaSpace::Owner arenas_owner_; ///< from the first arena on
     std::atomic<ArenaSpace*> arenas_{nullptr}; ///< what that owns
     std::mutex mutex_;
-    std::vector<Gap> gaps_; ///< sorted by offset
-    std::size_t given_ = 0;
+    std::vector<MemoryRange> given_; ///< sorted by offset
 };
 
 }}} // namespace joinable::v0::detail

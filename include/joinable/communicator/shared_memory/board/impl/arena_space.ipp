@@ -15,24 +15,16 @@ ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
         return Arena{};
     }
     std::lock_guard const lock{mutex_};
-    auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
-    std::size_t end = 0; // of the previous arena
-    for (auto next = taken_.begin();; ++next) {
-        std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
-        std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
-        if (begin <= limit && bytes <= limit - begin) {
-            std::byte* const data = memory_.data() + begin;
-            reserve_(data, bytes);
-            taken_.insert(next, {begin, begin + bytes});
-            ++arenas_;
-            std::memset(data, 0, bytes); // another arena may have used it
-            return Arena{data, bytes, &release, this};
-        }
-        if (next == taken_.end()) {
-            return std::nullopt;
-        }
-        end = next->end;
+    std::byte* const data =
+        take_first_fit(taken_, memory_, bytes, alignment, [&](std::size_t begin) {
+            reserve_(memory_.data() + begin, bytes);
+            std::memset(memory_.data() + begin, 0, bytes); // another arena may have used it
+        });
+    if (data == nullptr) {
+        return std::nullopt;
     }
+    ++arenas_;
+    return Arena{data, bytes, &release, this};
 }
 
 JOINABLE_DEFINITION bool ArenaSpace::holds(void const* data, std::size_t bytes) const noexcept {
@@ -46,7 +38,7 @@ JOINABLE_DEFINITION void ArenaSpace::keep(void const* data) noexcept {
     if (holds(data, 0)) {
         auto const offset =
             static_cast<std::size_t>(static_cast<std::byte const*>(data) - memory_.data());
-        for (Range& range : taken_) {
+        for (MemoryRange& range : taken_) {
             range.is_kept = range.is_kept || (range.begin <= offset && offset < range.end);
         }
     }
@@ -56,7 +48,7 @@ JOINABLE_DEFINITION void ArenaSpace::release(void* context, std::byte* data, std
     auto* const space = static_cast<ArenaSpace*>(context);
     auto const begin = static_cast<std::size_t>(data - space->memory_.data());
     space->finish([&] {
-        std::erase_if(space->taken_, [&](Range const& range) {
+        std::erase_if(space->taken_, [&](MemoryRange const& range) {
             return range.begin == begin && !range.is_kept;
         });
         --space->arenas_;

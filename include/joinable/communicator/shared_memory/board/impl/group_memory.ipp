@@ -16,17 +16,15 @@ namespace joinable { inline namespace v0 { namespace detail {
 JOINABLE_DEFINITION
 Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve, Clear clear)
     : memory_{memory}, size_{memory.size()}, reserve_{std::move(reserve)}, clear_{std::move(clear)},
-      unreserved_{{0, memory.size()}}, gaps_{{0, memory.size()}} {}
+      unreserved_{{0, memory.size()}} {}
 
 JOINABLE_DEFINITION Arena Room::arena(std::size_t bytes, std::size_t alignment) {
     std::lock_guard const lock{mutex_};
     std::size_t const half = memory_.size() / 2;
-    if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
-        !arenas_owner_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
+    if (!arenas_owner_ && (given_.empty() || given_.back().end <= half)) {
         arenas_owner_ = ArenaSpace::make(memory_.subspan(half), reserve_);
         arenas_.store(arenas_owner_.get(), std::memory_order_release);
         size_.store(half, std::memory_order_relaxed);
-        last->end = half;
     }
     std::optional<Arena> found;
     if (arenas_owner_) {
@@ -44,30 +42,16 @@ JOINABLE_DEFINITION std::byte*
 Room::allocate(std::size_t bytes, std::span<BlockPart const> used, BlockPart zeros) {
     std::size_t const size = in_cache_lines(bytes);
     std::lock_guard const lock{mutex_};
-    if (gaps_.capacity() < given_ + 2) { // for free(), which must not fail
-        gaps_.reserve(2 * given_ + 16);
-    }
-    auto const gap = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& candidate) {
-        return size <= candidate.end - candidate.begin;
+    return take_first_fit(given_, memory_.first(this->size()), size, 1, [&](std::size_t first) {
+        for (BlockPart const& part : used) {
+            reserve(first + part.offset, first + part.offset + part.bytes);
+        }
+        if (zeros.bytes != 0) {
+            std::size_t const begin = first + zeros.offset;
+            unreserve(begin, begin + zeros.bytes); // before that: it may throw halfway
+            clear_(memory_.data() + begin, zeros.bytes);
+        }
     });
-    if (gap == gaps_.end()) {
-        return nullptr;
-    }
-    std::byte* const found = memory_.data() + gap->begin;
-    for (BlockPart const& part : used) {
-        reserve(gap->begin + part.offset, gap->begin + part.offset + part.bytes);
-    }
-    if (zeros.bytes != 0) {
-        std::size_t const begin = gap->begin + zeros.offset;
-        unreserve(begin, begin + zeros.bytes); // before that: it may throw halfway
-        clear_(found + zeros.offset, zeros.bytes);
-    }
-    gap->begin += size;
-    if (gap->begin == gap->end) {
-        gaps_.erase(gap);
-    }
-    ++given_;
-    return found;
 }
 
 JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
@@ -80,17 +64,18 @@ JOINABLE_DEFINITION void Room::reserve(std::size_t begin, std::size_t end) {
         unreserved_.begin(),
         unreserved_.end(),
         begin,
-        [](std::size_t offset, Gap const& gap) { return offset < gap.end; }
+        [](std::size_t offset, MemoryRange const& gap) { return offset < gap.end; }
     );
     auto at = first - unreserved_.begin();
     while (at != std::ssize(unreserved_) && unreserved_.data()[at].begin < end) {
         unreserved_.reserve(unreserved_.size() + 1); // must not fail once memory is reserved
         auto const place = unreserved_.begin() + at;
-        Gap const gap = *place;
-        Gap const part{(std::max)(gap.begin, begin), (std::min)(gap.end, end)};
+        MemoryRange const gap = *place;
+        MemoryRange const part{(std::max)(gap.begin, begin), (std::min)(gap.end, end)};
         reserve_(memory_.data() + part.begin, part.end - part.begin);
         unreserved_.erase(place);
-        for (Gap const& rest : {Gap{gap.begin, part.begin}, Gap{part.end, gap.end}}) {
+        for (MemoryRange const& rest :
+             {MemoryRange{gap.begin, part.begin}, MemoryRange{part.end, gap.end}}) {
             if (rest.begin != rest.end) {
                 unreserved_.insert(unreserved_.begin() + at++, rest);
             }
@@ -107,11 +92,13 @@ JOINABLE_DEFINITION void Room::unreserve(std::size_t begin, std::size_t end) {
         return;
     }
     // The parts that the new one meets become one with it.
-    auto const first = std::find_if(unreserved_.begin(), unreserved_.end(), [&](Gap const& gap) {
-        return begin <= gap.end;
+    auto const first =
+        std::find_if(unreserved_.begin(), unreserved_.end(), [&](MemoryRange const& gap) {
+            return begin <= gap.end;
+        });
+    auto const last = std::find_if(first, unreserved_.end(), [&](MemoryRange const& gap) {
+        return end < gap.begin;
     });
-    auto const last =
-        std::find_if(first, unreserved_.end(), [&](Gap const& gap) { return end < gap.begin; });
     if (first != last) {
         begin = (std::min)(begin, first->begin);
         end = (std::max)(end, std::prev(last)->end);
@@ -123,21 +110,9 @@ JOINABLE_DEFINITION void Room::free(std::byte* memory, std::size_t bytes) noexce
     auto const begin = static_cast<std::size_t>(memory - memory_.data());
     std::size_t const end = begin + in_cache_lines(bytes);
     std::lock_guard const lock{mutex_};
-    --given_;
-    auto const after =
-        std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& gap) { return begin < gap.begin; });
-    bool const joins_before = after != gaps_.begin() && std::prev(after)->end == begin;
-    bool const joins_after = after != gaps_.end() && after->begin == end;
-    if (joins_before && joins_after) {
-        std::prev(after)->end = after->end;
-        gaps_.erase(after);
-    } else if (joins_before) {
-        std::prev(after)->end = end;
-    } else if (joins_after) {
-        after->begin = begin;
-    } else {
-        gaps_.insert(after, {begin, end});
-    }
+    std::erase_if(given_, [&](MemoryRange const& range) {
+        return range.begin == begin && range.end == end;
+    });
 }
 
 }}} // namespace joinable::v0::detail

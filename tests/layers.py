@@ -124,11 +124,12 @@ SYSTEMS_DIFFER = {
     "optimizer/detail/update_loop.hpp", # has loops that nvcc cannot compile
 }
 REFUSAL = r"^#if .*\n#error .*\n#endif\n" # of a compiler that an opt-in header cannot have
-# What core.hpp leaves to join.hpp: own communicators, and what plans before anything communicates.
+# What core.hpp leaves to join.hpp: own communicators and collectives of tensors, what plans before anything
+# communicates, and what sharded training needs.
 NOT_FOR_GUARDS = (
     "reduction/", "communicator/", "data/", "bucket/bucketed_view",
     "tensor/flat_parameters", "tensor/variant",
-    "detail/kept_range", "participant/over_shared_memory",
+    "detail/kept_range", "participant/over_shared_memory", "optimizer/settings", "participant/needs_header",
 )
 # Turns that readers stumble over, in comments, texts and pages, and what to write instead.
 BANNED = [ # a part of the turn, without which a file is not searched for it; the turn; what is better

@@ -31,7 +31,6 @@
 #include <joinable/device/host.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/make_arena.hpp>
-#include <joinable/communicator/collectives.hpp>
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/hook/join_hook.hpp>
 #include <joinable/hook/keywords.hpp>
@@ -58,6 +57,4 @@
 #include <joinable/participant/options.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
-#include <joinable/optimizer/settings.hpp>
-#include <joinable/participant/needs_header.hpp>
 // clang-format on

@@ -10,6 +10,7 @@
 // clang-format off
 #include <joinable/core.hpp>
 #include <joinable/bucket/bucketed_view.hpp>
+#include <joinable/communicator/collectives.hpp>
 #include <joinable/communicator/environment.hpp>
 #include <joinable/communicator/shared_memory/process.hpp>
 #include <joinable/communicator/progress_thread.hpp>
@@ -24,4 +25,6 @@
 #include <joinable/data/shuffle.hpp>
 #include <joinable/tensor/flat_parameters.hpp>
 #include <joinable/tensor/variant.hpp>
+#include <joinable/optimizer/settings.hpp>
+#include <joinable/participant/needs_header.hpp>
 // clang-format on

@@ -5497,288 +5497,6 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
 
 }} // namespace joinable::v0
 
-// ---- joinable/communicator/collectives.hpp
-
-/// @file
-/// The collectives over tensors instead of buffers. They are collective, as the members that they
-/// call are. Each returns the communicator's Work. The tensors must live until that work has been
-/// waited for. All throw ContractViolation before any data moves if a tensor is not contiguous.
-/// Elements travel in memory order, so gathering column-major tensors places their columns side by
-/// side.
-
-namespace joinable { inline namespace v0 {
-
-namespace detail {
-
-template <class T>
-consteval void check_written_tensor() {
-    static_assert(
-        !Tensor<T> || WritableTensor<T>,
-        "a collective writes this tensor: give it one whose data() is a pointer to non-const"
-    );
-    (void)models_tensor<T>();
-}
-
-/// The elements that are reduced. @throws ContractViolation  its type does not reduce them so, though
-/// its dtype would: see tensor_traits.
-template <class T>
-void check_reduced_tensor(T const& tensor, ReduceOp op) {
-    if constexpr (has_static_dtype<T>) {
-        constexpr DType dtype = dtype_of<typename traits_of<T>::value_type>;
-        static_assert(
-            is_reducible(dtype, ReduceOp::sum) || is_reducible(dtype, ReduceOp::max),
-            "a reduction: integers of 16 bits are broadcast, gathered and stored, but not reduced; use int"
-        );
-    }
-    if constexpr (requires { traits_of<T>::check_reduction(tensor, op); }) {
-        traits_of<T>::check_reduction(tensor, op);
-    }
-}
-
-template <class T>
-concept communicator_to_use =
-    std::is_lvalue_reference_v<T> && Communicator<std::remove_reference_t<T>>;
-
-/// Arguments among which is a communicator, but not in first place, or one that is const or
-/// temporary.
-template <class First, class... Rest>
-concept misplaces_communicator =
-    !communicator_to_use<First> &&
-    (Communicator<std::remove_cvref_t<First>> || ... || Communicator<std::remove_cvref_t<Rest>>);
-
-/// A communicator, and arguments among which is a pointer: it is no tensor, and its count is one argument
-/// too many.
-template <class First, class... Rest>
-concept gives_pointers =
-    communicator_to_use<First> && (std::is_pointer_v<std::remove_cvref_t<Rest>> || ...);
-
-template <class First, class... Rest>
-concept misuses_collective =
-    misplaces_communicator<First, Rest...> || gives_pointers<First, Rest...>;
-
-/// Explains them. Returns what the caller may wait for.
-template <class First, class... Rest>
-[[nodiscard]] CompletedWork explain_arguments() {
-    static_assert(
-        !misplaces_communicator<First, Rest...>,
-        "a collective takes the communicator first, which is an object with a name and not const, as in "
-        "all_reduce(comm, tensor)"
-    );
-    static_assert(
-        !gives_pointers<First, Rest...>,
-        "a collective takes tensors; give a pointer and its count as a span, as in all_reduce(comm, "
-        "std::span{pointer, count})"
-    );
-    return {};
-}
-
-} // namespace detail
-
-/// Combines `tensor` over all ranks, in place. The same count and dtype on every rank.
-template <Communicator Comm, class T>
-[[nodiscard]] auto all_reduce(Comm& comm, T&& tensor, ReduceOp op = ReduceOp::sum) {
-    detail::check_written_tensor<T>();
-    detail::check_reduced_tensor(tensor, op);
-    return comm.all_reduce(joinable::to_buffer(tensor), op);
-}
-
-/// Copies the tensor of `root` to all ranks. The same count and dtype on every rank.
-template <Communicator Comm, class T>
-[[nodiscard]] auto broadcast(Comm& comm, T&& tensor, int root) {
-    detail::check_written_tensor<T>();
-    return comm.broadcast(joinable::to_buffer(tensor), root);
-}
-/// Explains what is missing.
-template <Communicator Comm, class T>
-[[nodiscard]] auto broadcast(Comm& comm, T&& tensor) {
-    static_assert(
-        !Communicator<Comm>,
-        "broadcast: say from which rank the tensor is copied, as in broadcast(comm, tensor, 0)"
-    );
-    return joinable::broadcast(comm, tensor, 0);
-}
-
-/// Combines `tensor` over all ranks, in place at `root`. The tensors of the other ranks do not
-/// change.
-template <Communicator Comm, class T>
-[[nodiscard]] auto reduce(Comm& comm, T&& tensor, ReduceOp op, int root) {
-    detail::check_written_tensor<T>();
-    static_assert(
-        Reduces<Comm>,
-        "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'; add "
-        "it, or use one that models Reduces"
-    );
-    detail::check_reduced_tensor(tensor, op);
-    return comm.reduce(joinable::to_buffer(tensor), op, root);
-}
-
-/// Concatenates the tensors of all ranks, in rank order, on every rank: `out` has size() times the
-/// elements of `in`. With `counts`, rank r contributes counts[r] elements.
-template <Communicator Comm, class In, class Out, class... Counts>
-[[nodiscard]] auto all_gather(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
-    (void)models_tensor<In>();
-    detail::check_written_tensor<Out>();
-    static_assert(
-        AllGathers<Comm>,
-        "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer "
-        "out)' without and with counts; add it, or use one that models AllGathers"
-    );
-    return comm.all_gather(
-        joinable::to_const_buffer(in), joinable::to_buffer(out), detail::Counts{counts}...
-    );
-}
-
-/// Combines `in` over all ranks. Rank r receives the part that starts at r * numel(out): `in` has
-/// size() times the elements of `out`. With `counts`, rank r receives counts[r] elements.
-template <Communicator Comm, class In, class Out, class... Counts>
-[[nodiscard]] auto reduce_scatter(
-    Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum, Counts const&... counts
-) {
-    (void)models_tensor<In>();
-    detail::check_written_tensor<Out>();
-    static_assert(
-        ReduceScatters<Comm>,
-        "reduce_scatter: this communicator has no member 'Work reduce_scatter(ConstBuffer in, "
-        "Buffer out, ReduceOp)' without and with counts; add it, or use one that models ReduceScatters"
-    );
-    detail::check_reduced_tensor(in, op);
-    return comm.reduce_scatter(
-        joinable::to_const_buffer(in), joinable::to_buffer(out), op, detail::Counts{counts}...
-    );
-}
-
-/// Concatenates the tensors of all ranks, in rank order, in `out` of the root. Other ranks ignore
-/// `out`. With `counts`, rank r contributes counts[r] elements.
-template <Communicator Comm, class In, class Out, class... Counts>
-[[nodiscard]] auto gather(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
-    (void)models_tensor<In>();
-    detail::check_written_tensor<Out>();
-    static_assert(
-        Gathers<Comm>,
-        "gather: this communicator has no member 'Work gather(ConstBuffer in, Buffer out, int "
-        "root)' without and with counts; add it, or use one that models Gathers"
-    );
-    return comm.gather(
-        joinable::to_const_buffer(in), joinable::to_buffer(out), root, detail::Counts{counts}...
-    );
-}
-
-/// Distributes the parts of the root's `in` to `out` of all ranks. Other ranks ignore `in`. With
-/// `counts`, rank r receives counts[r] elements.
-template <Communicator Comm, class In, class Out, class... Counts>
-[[nodiscard]] auto scatter(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
-    (void)models_tensor<In>();
-    detail::check_written_tensor<Out>();
-    static_assert(
-        Scatters<Comm>,
-        "scatter: this communicator has no member 'Work scatter(ConstBuffer in, Buffer out, int "
-        "root)' without and with counts; add it, or use one that models Scatters"
-    );
-    return comm.scatter(
-        joinable::to_const_buffer(in), joinable::to_buffer(out), root, detail::Counts{counts}...
-    );
-}
-
-/// Sends part r of `in` to rank r, and receives part r of `out` from it. Parts differ in size if
-/// the counts of `in` and of `out` are given.
-template <Communicator Comm, class In, class Out, class... Counts>
-[[nodiscard]] auto all_to_all(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
-    (void)models_tensor<In>();
-    detail::check_written_tensor<Out>();
-    static_assert(
-        AllToAlls<Comm>,
-        "all_to_all: this communicator has no member 'Work all_to_all(ConstBuffer in, Buffer "
-        "out)' without and with counts; add it, or use one that models AllToAlls"
-    );
-    static_assert(
-        sizeof...(Counts) == 0 || sizeof...(Counts) == 2,
-        "all_to_all takes the counts of the input and of the output, or neither"
-    );
-    return comm.all_to_all(
-        joinable::to_const_buffer(in), joinable::to_buffer(out), detail::Counts{counts}...
-    );
-}
-
-/// Not collective. Sends `tensor` to rank `to`, which receives it with the same tag.
-template <Communicator Comm, class In>
-[[nodiscard]] auto send(Comm& comm, In const& tensor, int to, int tag = 0) {
-    (void)models_tensor<In>();
-    static_assert(
-        SendsAndReceives<Comm>,
-        "send: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
-        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models SendsAndReceives"
-    );
-    return comm.send(joinable::to_const_buffer(tensor), to, tag);
-}
-
-/// Not collective. Receives the tensor that rank `from` sends with the same tag, count and dtype.
-template <Communicator Comm, class Out>
-[[nodiscard]] auto receive(Comm& comm, Out&& tensor, int from, int tag = 0) {
-    detail::check_written_tensor<Out>();
-    static_assert(
-        SendsAndReceives<Comm>,
-        "receive: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
-        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models SendsAndReceives"
-    );
-    return comm.receive(joinable::to_buffer(tensor), from, tag);
-}
-
-/// @cond
-// Each explains a call whose communicator is misplaced, const or temporary, or that gives pointers.
-template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto all_reduce(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
-template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto broadcast(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
-template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto reduce(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
-template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto all_gather(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
-template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto reduce_scatter(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
-template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto gather(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
-template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto scatter(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
-template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto all_to_all(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
-template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto send(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
-template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto receive(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
-/// @endcond
-
-}} // namespace joinable::v0
-
 // ---- joinable/detail/hash.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -18682,177 +18400,6 @@ Step(Body) -> Step<detail::NoCommunicator, Body>;
 
 }} // namespace joinable::v0
 
-// ---- joinable/optimizer/settings.hpp
-
-/// @file
-/// The settings of the update rules in optimizer/rules.hpp, which has what they compute: include
-/// <joinable/zero.hpp> to train by them. A program without it can name them, so that the compiler says what is
-/// missing.
-
-namespace joinable { inline namespace v0 {
-
-template <std::floating_point T>
-struct UpdateRange;
-
-namespace detail {
-
-template <class T, bool has_momentum>
-struct SgdUpdate;
-
-} // namespace detail
-
-/// Stochastic gradient descent, with momentum if it is not 0. The first step uses the undamped
-/// gradient as the momentum.
-struct Sgd {
-    static constexpr bool steps_rows = true; ///< without momentum and weight decay
-    double learning_rate = 1e-3;
-    double momentum = 0;
-    double dampening = 0;
-    double weight_decay = 0;
-    bool nesterov = false;
-    bool maximize = false;
-
-    [[nodiscard]] constexpr std::span<std::string_view const> state_names() const noexcept;
-    template <class T>
-    void update(UpdateRange<T> const& range) const;
-    template <class T, class F>
-    decltype(auto) visit_update(std::uint64_t step, F const& f) const;
-    void(check)() const; // parenthesised: systems define a macro of this name
-    template <class List>
-    void agree_on(List& list) const;
-
-private:
-    template <class T, bool has_momentum>
-    [[nodiscard]] detail::SgdUpdate<T, has_momentum> made(std::uint64_t step) const;
-};
-
-/// Adam (Kingma and Ba, 2015). The weight decay is added to the gradient. With amsgrad (Reddi et
-/// al., 2018) the largest average of squares is used.
-struct Adam {
-    double learning_rate = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double epsilon = 1e-8;
-    double weight_decay = 0;
-    bool amsgrad = false;
-    bool maximize = false;
-
-    [[nodiscard]] constexpr std::span<std::string_view const> state_names() const noexcept;
-    template <class T>
-    void update(UpdateRange<T> const& range) const;
-    template <class T, class F>
-    decltype(auto) visit_update(std::uint64_t step, F const& f) const;
-    void(check)() const; // parenthesised: systems define a macro of this name
-    template <class List>
-    void agree_on(List& list) const;
-};
-
-/// Adam with a weight decay that shrinks the value and is not part of the gradient (Loshchilov and
-/// Hutter, 2019).
-struct AdamW {
-    double learning_rate = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double epsilon = 1e-8;
-    double weight_decay = 1e-2;
-    bool amsgrad = false;
-    bool maximize = false;
-
-    [[nodiscard]] constexpr std::span<std::string_view const> state_names() const noexcept;
-    template <class T>
-    void update(UpdateRange<T> const& range) const;
-    template <class T, class F>
-    decltype(auto) visit_update(std::uint64_t step, F const& f) const;
-    void(check)() const; // parenthesised: systems define a macro of this name
-    template <class List>
-    void agree_on(List& list) const;
-};
-
-}} // namespace joinable::v0
-
-// ---- joinable/participant/needs_header.hpp
-
-/// @file
-/// Declares the class templates of headers that a program may not have included: the compiler then says so.
-/// The deduction guides lose to all others. A class that is no template cannot explain: TraceTimeline and
-/// NvtxTimeline, which are named in the type of a model, are declared in fwd.hpp, and Timeline explains.
-
-namespace joinable { inline namespace v0 {
-
-template <class Comm, class Rule>
-class ZeroRedundancyOptimizer;
-template <class Comm, class Rule, Timeline Times = NoTimeline>
-class ShardedDataParallel;
-template <class Comm, class Rule, class Model = void>
-class Checkpoint;
-template <class Comm, class Passes>
-class CapturedStep;
-
-namespace detail {
-
-/// Stands for the communicator where no constructor was seen.
-struct NoHeader {};
-
-} // namespace detail
-
-/// The class for arguments that no constructor takes. It holds only the explanation.
-template <class Rule>
-class ZeroRedundancyOptimizer<detail::NoHeader, Rule> {
-    static_assert(
-        std::is_void_v<Rule>,
-        "ZeroRedundancyOptimizer: include <joinable/zero.hpp>, and give a communicator, parameters and the "
-        "optimizer as in Adam{...}"
-    );
-
-public:
-    explicit ZeroRedundancyOptimizer(...);
-};
-ZeroRedundancyOptimizer(...) -> ZeroRedundancyOptimizer<detail::NoHeader, int>;
-
-/// The same.
-template <class Rule>
-class ShardedDataParallel<detail::NoHeader, Rule> {
-    static_assert(
-        std::is_void_v<Rule>,
-        "ShardedDataParallel: include <joinable/zero.hpp>, and give a communicator, parameters and the "
-        "optimizer as in Adam{...}"
-    );
-
-public:
-    explicit ShardedDataParallel(...);
-};
-ShardedDataParallel(...) -> ShardedDataParallel<detail::NoHeader, int>;
-
-/// The same.
-template <class Rule>
-class Checkpoint<detail::NoHeader, Rule> {
-    static_assert(
-        std::is_void_v<Rule>,
-        "Checkpoint: include <joinable/checkpoint.hpp>, and give a sharded optimizer, or participants(ddp) or "
-        "participants(ddp, zero), a file and options, as in Checkpoint save{zero, file, {.every = 100}}"
-    );
-
-public:
-    explicit Checkpoint(...);
-};
-Checkpoint(...) -> Checkpoint<detail::NoHeader, int>;
-
-/// The same.
-template <class Passes>
-class CapturedStep<detail::NoHeader, Passes> {
-    static_assert(
-        std::is_void_v<Passes>,
-        "CapturedStep: include <joinable/nccl_graphs.hpp>, and give an NcclCommunicator, gradients and passes, as "
-        "in CapturedStep captured{comm, gradients, [&](auto ready) { model.passes(ready); }}"
-    );
-
-public:
-    explicit CapturedStep(...);
-};
-CapturedStep(...) -> CapturedStep<detail::NoHeader, int>;
-
-}} // namespace joinable::v0
-
 // ---- joinable/core.hpp
 
 /// @file
@@ -19190,6 +18737,288 @@ inline constexpr bool
     std::ranges::enable_borrowed_range<joinable::detail::LazyBucket<BaseIterator>> = true;
 template <class BaseIterator>
 inline constexpr bool std::ranges::enable_view<joinable::detail::LazyBucket<BaseIterator>> = true;
+
+// ---- joinable/communicator/collectives.hpp
+
+/// @file
+/// The collectives over tensors instead of buffers. They are collective, as the members that they
+/// call are. Each returns the communicator's Work. The tensors must live until that work has been
+/// waited for. All throw ContractViolation before any data moves if a tensor is not contiguous.
+/// Elements travel in memory order, so gathering column-major tensors places their columns side by
+/// side.
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+template <class T>
+consteval void check_written_tensor() {
+    static_assert(
+        !Tensor<T> || WritableTensor<T>,
+        "a collective writes this tensor: give it one whose data() is a pointer to non-const"
+    );
+    (void)models_tensor<T>();
+}
+
+/// The elements that are reduced. @throws ContractViolation  its type does not reduce them so, though
+/// its dtype would: see tensor_traits.
+template <class T>
+void check_reduced_tensor(T const& tensor, ReduceOp op) {
+    if constexpr (has_static_dtype<T>) {
+        constexpr DType dtype = dtype_of<typename traits_of<T>::value_type>;
+        static_assert(
+            is_reducible(dtype, ReduceOp::sum) || is_reducible(dtype, ReduceOp::max),
+            "a reduction: integers of 16 bits are broadcast, gathered and stored, but not reduced; use int"
+        );
+    }
+    if constexpr (requires { traits_of<T>::check_reduction(tensor, op); }) {
+        traits_of<T>::check_reduction(tensor, op);
+    }
+}
+
+template <class T>
+concept communicator_to_use =
+    std::is_lvalue_reference_v<T> && Communicator<std::remove_reference_t<T>>;
+
+/// Arguments among which is a communicator, but not in first place, or one that is const or
+/// temporary.
+template <class First, class... Rest>
+concept misplaces_communicator =
+    !communicator_to_use<First> &&
+    (Communicator<std::remove_cvref_t<First>> || ... || Communicator<std::remove_cvref_t<Rest>>);
+
+/// A communicator, and arguments among which is a pointer: it is no tensor, and its count is one argument
+/// too many.
+template <class First, class... Rest>
+concept gives_pointers =
+    communicator_to_use<First> && (std::is_pointer_v<std::remove_cvref_t<Rest>> || ...);
+
+template <class First, class... Rest>
+concept misuses_collective =
+    misplaces_communicator<First, Rest...> || gives_pointers<First, Rest...>;
+
+/// Explains them. Returns what the caller may wait for.
+template <class First, class... Rest>
+[[nodiscard]] CompletedWork explain_arguments() {
+    static_assert(
+        !misplaces_communicator<First, Rest...>,
+        "a collective takes the communicator first, which is an object with a name and not const, as in "
+        "all_reduce(comm, tensor)"
+    );
+    static_assert(
+        !gives_pointers<First, Rest...>,
+        "a collective takes tensors; give a pointer and its count as a span, as in all_reduce(comm, "
+        "std::span{pointer, count})"
+    );
+    return {};
+}
+
+} // namespace detail
+
+/// Combines `tensor` over all ranks, in place. The same count and dtype on every rank.
+template <Communicator Comm, class T>
+[[nodiscard]] auto all_reduce(Comm& comm, T&& tensor, ReduceOp op = ReduceOp::sum) {
+    detail::check_written_tensor<T>();
+    detail::check_reduced_tensor(tensor, op);
+    return comm.all_reduce(joinable::to_buffer(tensor), op);
+}
+
+/// Copies the tensor of `root` to all ranks. The same count and dtype on every rank.
+template <Communicator Comm, class T>
+[[nodiscard]] auto broadcast(Comm& comm, T&& tensor, int root) {
+    detail::check_written_tensor<T>();
+    return comm.broadcast(joinable::to_buffer(tensor), root);
+}
+/// Explains what is missing.
+template <Communicator Comm, class T>
+[[nodiscard]] auto broadcast(Comm& comm, T&& tensor) {
+    static_assert(
+        !Communicator<Comm>,
+        "broadcast: say from which rank the tensor is copied, as in broadcast(comm, tensor, 0)"
+    );
+    return joinable::broadcast(comm, tensor, 0);
+}
+
+/// Combines `tensor` over all ranks, in place at `root`. The tensors of the other ranks do not
+/// change.
+template <Communicator Comm, class T>
+[[nodiscard]] auto reduce(Comm& comm, T&& tensor, ReduceOp op, int root) {
+    detail::check_written_tensor<T>();
+    static_assert(
+        Reduces<Comm>,
+        "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'; add "
+        "it, or use one that models Reduces"
+    );
+    detail::check_reduced_tensor(tensor, op);
+    return comm.reduce(joinable::to_buffer(tensor), op, root);
+}
+
+/// Concatenates the tensors of all ranks, in rank order, on every rank: `out` has size() times the
+/// elements of `in`. With `counts`, rank r contributes counts[r] elements.
+template <Communicator Comm, class In, class Out, class... Counts>
+[[nodiscard]] auto all_gather(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
+    (void)models_tensor<In>();
+    detail::check_written_tensor<Out>();
+    static_assert(
+        AllGathers<Comm>,
+        "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer "
+        "out)' without and with counts; add it, or use one that models AllGathers"
+    );
+    return comm.all_gather(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), detail::Counts{counts}...
+    );
+}
+
+/// Combines `in` over all ranks. Rank r receives the part that starts at r * numel(out): `in` has
+/// size() times the elements of `out`. With `counts`, rank r receives counts[r] elements.
+template <Communicator Comm, class In, class Out, class... Counts>
+[[nodiscard]] auto reduce_scatter(
+    Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum, Counts const&... counts
+) {
+    (void)models_tensor<In>();
+    detail::check_written_tensor<Out>();
+    static_assert(
+        ReduceScatters<Comm>,
+        "reduce_scatter: this communicator has no member 'Work reduce_scatter(ConstBuffer in, "
+        "Buffer out, ReduceOp)' without and with counts; add it, or use one that models ReduceScatters"
+    );
+    detail::check_reduced_tensor(in, op);
+    return comm.reduce_scatter(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), op, detail::Counts{counts}...
+    );
+}
+
+/// Concatenates the tensors of all ranks, in rank order, in `out` of the root. Other ranks ignore
+/// `out`. With `counts`, rank r contributes counts[r] elements.
+template <Communicator Comm, class In, class Out, class... Counts>
+[[nodiscard]] auto gather(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
+    (void)models_tensor<In>();
+    detail::check_written_tensor<Out>();
+    static_assert(
+        Gathers<Comm>,
+        "gather: this communicator has no member 'Work gather(ConstBuffer in, Buffer out, int "
+        "root)' without and with counts; add it, or use one that models Gathers"
+    );
+    return comm.gather(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), root, detail::Counts{counts}...
+    );
+}
+
+/// Distributes the parts of the root's `in` to `out` of all ranks. Other ranks ignore `in`. With
+/// `counts`, rank r receives counts[r] elements.
+template <Communicator Comm, class In, class Out, class... Counts>
+[[nodiscard]] auto scatter(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
+    (void)models_tensor<In>();
+    detail::check_written_tensor<Out>();
+    static_assert(
+        Scatters<Comm>,
+        "scatter: this communicator has no member 'Work scatter(ConstBuffer in, Buffer out, int "
+        "root)' without and with counts; add it, or use one that models Scatters"
+    );
+    return comm.scatter(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), root, detail::Counts{counts}...
+    );
+}
+
+/// Sends part r of `in` to rank r, and receives part r of `out` from it. Parts differ in size if
+/// the counts of `in` and of `out` are given.
+template <Communicator Comm, class In, class Out, class... Counts>
+[[nodiscard]] auto all_to_all(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
+    (void)models_tensor<In>();
+    detail::check_written_tensor<Out>();
+    static_assert(
+        AllToAlls<Comm>,
+        "all_to_all: this communicator has no member 'Work all_to_all(ConstBuffer in, Buffer "
+        "out)' without and with counts; add it, or use one that models AllToAlls"
+    );
+    static_assert(
+        sizeof...(Counts) == 0 || sizeof...(Counts) == 2,
+        "all_to_all takes the counts of the input and of the output, or neither"
+    );
+    return comm.all_to_all(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), detail::Counts{counts}...
+    );
+}
+
+/// Not collective. Sends `tensor` to rank `to`, which receives it with the same tag.
+template <Communicator Comm, class In>
+[[nodiscard]] auto send(Comm& comm, In const& tensor, int to, int tag = 0) {
+    (void)models_tensor<In>();
+    static_assert(
+        SendsAndReceives<Comm>,
+        "send: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
+        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models SendsAndReceives"
+    );
+    return comm.send(joinable::to_const_buffer(tensor), to, tag);
+}
+
+/// Not collective. Receives the tensor that rank `from` sends with the same tag, count and dtype.
+template <Communicator Comm, class Out>
+[[nodiscard]] auto receive(Comm& comm, Out&& tensor, int from, int tag = 0) {
+    detail::check_written_tensor<Out>();
+    static_assert(
+        SendsAndReceives<Comm>,
+        "receive: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
+        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models SendsAndReceives"
+    );
+    return comm.receive(joinable::to_buffer(tensor), from, tag);
+}
+
+/// @cond
+// Each explains a call whose communicator is misplaced, const or temporary, or that gives pointers.
+template <class First, class... Rest>
+    requires detail::misuses_collective<First, Rest...>
+[[nodiscard]] auto all_reduce(First&&, Rest&&...) {
+    return detail::explain_arguments<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misuses_collective<First, Rest...>
+[[nodiscard]] auto broadcast(First&&, Rest&&...) {
+    return detail::explain_arguments<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misuses_collective<First, Rest...>
+[[nodiscard]] auto reduce(First&&, Rest&&...) {
+    return detail::explain_arguments<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misuses_collective<First, Rest...>
+[[nodiscard]] auto all_gather(First&&, Rest&&...) {
+    return detail::explain_arguments<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misuses_collective<First, Rest...>
+[[nodiscard]] auto reduce_scatter(First&&, Rest&&...) {
+    return detail::explain_arguments<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misuses_collective<First, Rest...>
+[[nodiscard]] auto gather(First&&, Rest&&...) {
+    return detail::explain_arguments<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misuses_collective<First, Rest...>
+[[nodiscard]] auto scatter(First&&, Rest&&...) {
+    return detail::explain_arguments<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misuses_collective<First, Rest...>
+[[nodiscard]] auto all_to_all(First&&, Rest&&...) {
+    return detail::explain_arguments<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misuses_collective<First, Rest...>
+[[nodiscard]] auto send(First&&, Rest&&...) {
+    return detail::explain_arguments<First, Rest...>();
+}
+template <class First, class... Rest>
+    requires detail::misuses_collective<First, Rest...>
+[[nodiscard]] auto receive(First&&, Rest&&...) {
+    return detail::explain_arguments<First, Rest...>();
+}
+/// @endcond
+
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/environment.hpp
 
@@ -29356,6 +29185,177 @@ struct tensor_traits<std::variant<Ts...>> {
         );
     }
 };
+
+}} // namespace joinable::v0
+
+// ---- joinable/optimizer/settings.hpp
+
+/// @file
+/// The settings of the update rules in optimizer/rules.hpp, which has what they compute: include
+/// <joinable/zero.hpp> to train by them. A program without it can name them, so that the compiler says what is
+/// missing.
+
+namespace joinable { inline namespace v0 {
+
+template <std::floating_point T>
+struct UpdateRange;
+
+namespace detail {
+
+template <class T, bool has_momentum>
+struct SgdUpdate;
+
+} // namespace detail
+
+/// Stochastic gradient descent, with momentum if it is not 0. The first step uses the undamped
+/// gradient as the momentum.
+struct Sgd {
+    static constexpr bool steps_rows = true; ///< without momentum and weight decay
+    double learning_rate = 1e-3;
+    double momentum = 0;
+    double dampening = 0;
+    double weight_decay = 0;
+    bool nesterov = false;
+    bool maximize = false;
+
+    [[nodiscard]] constexpr std::span<std::string_view const> state_names() const noexcept;
+    template <class T>
+    void update(UpdateRange<T> const& range) const;
+    template <class T, class F>
+    decltype(auto) visit_update(std::uint64_t step, F const& f) const;
+    void(check)() const; // parenthesised: systems define a macro of this name
+    template <class List>
+    void agree_on(List& list) const;
+
+private:
+    template <class T, bool has_momentum>
+    [[nodiscard]] detail::SgdUpdate<T, has_momentum> made(std::uint64_t step) const;
+};
+
+/// Adam (Kingma and Ba, 2015). The weight decay is added to the gradient. With amsgrad (Reddi et
+/// al., 2018) the largest average of squares is used.
+struct Adam {
+    double learning_rate = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double epsilon = 1e-8;
+    double weight_decay = 0;
+    bool amsgrad = false;
+    bool maximize = false;
+
+    [[nodiscard]] constexpr std::span<std::string_view const> state_names() const noexcept;
+    template <class T>
+    void update(UpdateRange<T> const& range) const;
+    template <class T, class F>
+    decltype(auto) visit_update(std::uint64_t step, F const& f) const;
+    void(check)() const; // parenthesised: systems define a macro of this name
+    template <class List>
+    void agree_on(List& list) const;
+};
+
+/// Adam with a weight decay that shrinks the value and is not part of the gradient (Loshchilov and
+/// Hutter, 2019).
+struct AdamW {
+    double learning_rate = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double epsilon = 1e-8;
+    double weight_decay = 1e-2;
+    bool amsgrad = false;
+    bool maximize = false;
+
+    [[nodiscard]] constexpr std::span<std::string_view const> state_names() const noexcept;
+    template <class T>
+    void update(UpdateRange<T> const& range) const;
+    template <class T, class F>
+    decltype(auto) visit_update(std::uint64_t step, F const& f) const;
+    void(check)() const; // parenthesised: systems define a macro of this name
+    template <class List>
+    void agree_on(List& list) const;
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/participant/needs_header.hpp
+
+/// @file
+/// Declares the class templates of headers that a program may not have included: the compiler then says so.
+/// The deduction guides lose to all others. A class that is no template cannot explain: TraceTimeline and
+/// NvtxTimeline, which are named in the type of a model, are declared in fwd.hpp, and Timeline explains.
+
+namespace joinable { inline namespace v0 {
+
+template <class Comm, class Rule>
+class ZeroRedundancyOptimizer;
+template <class Comm, class Rule, Timeline Times = NoTimeline>
+class ShardedDataParallel;
+template <class Comm, class Rule, class Model = void>
+class Checkpoint;
+template <class Comm, class Passes>
+class CapturedStep;
+
+namespace detail {
+
+/// Stands for the communicator where no constructor was seen.
+struct NoHeader {};
+
+} // namespace detail
+
+/// The class for arguments that no constructor takes. It holds only the explanation.
+template <class Rule>
+class ZeroRedundancyOptimizer<detail::NoHeader, Rule> {
+    static_assert(
+        std::is_void_v<Rule>,
+        "ZeroRedundancyOptimizer: include <joinable/zero.hpp>, and give a communicator, parameters and the "
+        "optimizer as in Adam{...}"
+    );
+
+public:
+    explicit ZeroRedundancyOptimizer(...);
+};
+ZeroRedundancyOptimizer(...) -> ZeroRedundancyOptimizer<detail::NoHeader, int>;
+
+/// The same.
+template <class Rule>
+class ShardedDataParallel<detail::NoHeader, Rule> {
+    static_assert(
+        std::is_void_v<Rule>,
+        "ShardedDataParallel: include <joinable/zero.hpp>, and give a communicator, parameters and the "
+        "optimizer as in Adam{...}"
+    );
+
+public:
+    explicit ShardedDataParallel(...);
+};
+ShardedDataParallel(...) -> ShardedDataParallel<detail::NoHeader, int>;
+
+/// The same.
+template <class Rule>
+class Checkpoint<detail::NoHeader, Rule> {
+    static_assert(
+        std::is_void_v<Rule>,
+        "Checkpoint: include <joinable/checkpoint.hpp>, and give a sharded optimizer, or participants(ddp) or "
+        "participants(ddp, zero), a file and options, as in Checkpoint save{zero, file, {.every = 100}}"
+    );
+
+public:
+    explicit Checkpoint(...);
+};
+Checkpoint(...) -> Checkpoint<detail::NoHeader, int>;
+
+/// The same.
+template <class Passes>
+class CapturedStep<detail::NoHeader, Passes> {
+    static_assert(
+        std::is_void_v<Passes>,
+        "CapturedStep: include <joinable/nccl_graphs.hpp>, and give an NcclCommunicator, gradients and passes, as "
+        "in CapturedStep captured{comm, gradients, [&](auto ready) { model.passes(ready); }}"
+    );
+
+public:
+    explicit CapturedStep(...);
+};
+CapturedStep(...) -> CapturedStep<detail::NoHeader, int>;
 
 }} // namespace joinable::v0
 

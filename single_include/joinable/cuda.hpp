@@ -115,6 +115,156 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/device/combined_terms.hpp
+
+#ifndef JOINABLE_DEVICE_COMBINED_TERMS_HPP_PART_1
+#define JOINABLE_DEVICE_COMBINED_TERMS_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+// The order of a sum of squares, which is the same on every device, and so are the bits. Elements
+// count in the order of their indices, the last index changes fastest, wherever they lie in memory.
+// The squares of each run of `square_block` elements are summed, then the sums of the runs, both in
+// the same way: number i goes to lane i % square_lanes, a lane adds its numbers in order, and the
+// upper half of the lanes is added to the lower half until one lane is left.
+
+inline constexpr std::size_t square_lanes = 256;
+inline constexpr std::size_t square_block = 8 * square_lanes;
+
+/// The number of runs.
+[[nodiscard]] JOINABLE_HOST_DEVICE constexpr std::size_t square_blocks(std::size_t elements
+) noexcept {
+    return (elements + square_block - 1) / square_block;
+}
+
+struct AddNumbers {
+    JOINABLE_HOST_DEVICE double operator()(double a, double b) const { return a + b; }
+};
+/// NaN if a number is NaN.
+struct LargerNumber {
+    JOINABLE_HOST_DEVICE double operator()(double a, double b) const {
+        return a >= b || a != a ? a : b;
+    }
+};
+
+/// Lane `lane` of the lower half takes its number of the upper half.
+template <class Combine = AddNumbers>
+JOINABLE_HOST_DEVICE void
+fold_lane(double* lanes, std::size_t half, std::size_t lane, Combine combine = {}) {
+    lanes[lane] = combine(lanes[lane], lanes[lane + half]);
+}
+
+/// Where the elements of a tensor lie, in the order of their indices. Steps are in elements.
+struct IndexOrder {
+    struct Level {
+        std::size_t extent;
+        std::size_t step;
+    };
+
+    std::uint32_t levels;         ///< at least one
+    Level level[max_tensor_rank]; ///< innermost first; neighbours are merged where possible
+
+    IndexOrder(Shape const& extents, Shape const& strides);
+    IndexOrder() = default;
+
+    [[nodiscard]] JOINABLE_HOST_DEVICE std::size_t place_of(std::size_t element) const {
+        std::size_t place = 0;
+        for (std::uint32_t l = 0; l + 1 < levels; ++l) {
+            place += element % level[l].extent * level[l].step;
+            element /= level[l].extent;
+        }
+        return place + element * level[levels - 1].step;
+    }
+};
+
+/// Numbers that are combined in lanes.
+template <class Combine>
+struct CombinedLanes {
+    std::array<double, square_lanes> numbers{};
+
+    [[nodiscard]] double total() noexcept {
+        for (std::size_t half = square_lanes / 2; half != 0; half /= 2) {
+            for (std::size_t lane = 0; lane < half; ++lane) {
+                fold_lane(numbers.data(), half, lane, Combine{});
+            }
+        }
+        return numbers.front();
+    }
+};
+
+/// Combines term(element) for all elements, in the order above.
+template <class Combine, class T, class Term>
+[[nodiscard]] double
+combine_terms(T const* first, std::size_t count, IndexOrder const& order, Term const& term) {
+    using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    Combine const combine{};
+    CombinedLanes<Combine> all;
+    CombinedLanes<Combine> block;
+    std::size_t blocks = 0;
+    auto const close = [&] {
+        double& lane = all.numbers[blocks++ % square_lanes];
+        lane = combine(lane, block.total());
+        block = {};
+    };
+    auto const [run, step] = order.level[0];
+    std::size_t done = 0;
+    for (std::size_t begin = 0; begin < count; begin += run) {
+        T const* from = first + order.place_of(begin);
+        for (std::size_t left = run; left != 0;) {
+            std::size_t const lane = done % square_lanes;
+            std::size_t const some = (std::min)(left, square_lanes - lane);
+            for (std::size_t i = 0; i < some; ++i) {
+                double& number = block.numbers[lane + i];
+                number = combine(number, term(static_cast<Wide>(from[i * step])));
+            }
+            from += some * step;
+            left -= some;
+            done += some;
+            if (done % square_block == 0) {
+                close();
+            }
+        }
+    }
+    if (done % square_block != 0) {
+        close();
+    }
+    return all.total();
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/device/impl/combined_terms.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_DEVICE_IMPL_COMBINED_TERMS_IPP_PART_1
+#define JOINABLE_DEVICE_IMPL_COMBINED_TERMS_IPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION IndexOrder::IndexOrder(Shape const& extents, Shape const& strides)
+    : levels{0}, level{} {
+    for (std::size_t d = extents.size(); d-- > 0;) {
+        if (extents[d] == 1) {
+            continue;
+        }
+        if (levels != 0 && level[levels - 1].extent * level[levels - 1].step == strides[d]) {
+            level[levels - 1].extent *= extents[d];
+        } else {
+            level[levels++] = {extents[d], strides[d]};
+        }
+    }
+    if (levels == 0) { // a single element
+        level[levels++] = {1, 1};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
 // ---- joinable/reduction/arithmetic.hpp
 
 #ifndef JOINABLE_REDUCTION_ARITHMETIC_HPP_PART_1
@@ -865,211 +1015,6 @@ for_all_rows(Loops& loops, std::byte const* from, std::byte* to, RowsOperation c
 
 }}} // namespace joinable::v0::detail
 
-#endif
-
-// ---- joinable/device/combined_terms.hpp
-
-#ifndef JOINABLE_DEVICE_COMBINED_TERMS_HPP_PART_1
-#define JOINABLE_DEVICE_COMBINED_TERMS_HPP_PART_1
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-// The order of a sum of squares, which is the same on every device, and so are the bits. Elements
-// count in the order of their indices, the last index changes fastest, wherever they lie in memory.
-// The squares of each run of `square_block` elements are summed, then the sums of the runs, both in
-// the same way: number i goes to lane i % square_lanes, a lane adds its numbers in order, and the
-// upper half of the lanes is added to the lower half until one lane is left.
-
-inline constexpr std::size_t square_lanes = 256;
-inline constexpr std::size_t square_block = 8 * square_lanes;
-
-/// The number of runs.
-[[nodiscard]] JOINABLE_HOST_DEVICE constexpr std::size_t square_blocks(std::size_t elements
-) noexcept {
-    return (elements + square_block - 1) / square_block;
-}
-
-struct AddNumbers {
-    JOINABLE_HOST_DEVICE double operator()(double a, double b) const { return a + b; }
-};
-/// NaN if a number is NaN.
-struct LargerNumber {
-    JOINABLE_HOST_DEVICE double operator()(double a, double b) const {
-        return a >= b || a != a ? a : b;
-    }
-};
-
-/// Lane `lane` of the lower half takes its number of the upper half.
-template <class Combine = AddNumbers>
-JOINABLE_HOST_DEVICE void
-fold_lane(double* lanes, std::size_t half, std::size_t lane, Combine combine = {}) {
-    lanes[lane] = combine(lanes[lane], lanes[lane + half]);
-}
-
-/// Where the elements of a tensor lie, in the order of their indices. Steps are in elements.
-struct IndexOrder {
-    struct Level {
-        std::size_t extent;
-        std::size_t step;
-    };
-
-    std::uint32_t levels;         ///< at least one
-    Level level[max_tensor_rank]; ///< innermost first; neighbours are merged where possible
-
-    IndexOrder(Shape const& extents, Shape const& strides);
-    IndexOrder() = default;
-
-    [[nodiscard]] JOINABLE_HOST_DEVICE std::size_t place_of(std::size_t element) const {
-        std::size_t place = 0;
-        for (std::uint32_t l = 0; l + 1 < levels; ++l) {
-            place += element % level[l].extent * level[l].step;
-            element /= level[l].extent;
-        }
-        return place + element * level[levels - 1].step;
-    }
-};
-
-/// Numbers that are combined in lanes.
-template <class Combine>
-struct CombinedLanes {
-    std::array<double, square_lanes> numbers{};
-
-    [[nodiscard]] double total() noexcept {
-        for (std::size_t half = square_lanes / 2; half != 0; half /= 2) {
-            for (std::size_t lane = 0; lane < half; ++lane) {
-                fold_lane(numbers.data(), half, lane, Combine{});
-            }
-        }
-        return numbers.front();
-    }
-};
-
-/// Combines term(element) for all elements, in the order above.
-template <class Combine, class T, class Term>
-[[nodiscard]] double
-combine_terms(T const* first, std::size_t count, IndexOrder const& order, Term const& term) {
-    using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
-    Combine const combine{};
-    CombinedLanes<Combine> all;
-    CombinedLanes<Combine> block;
-    std::size_t blocks = 0;
-    auto const close = [&] {
-        double& lane = all.numbers[blocks++ % square_lanes];
-        lane = combine(lane, block.total());
-        block = {};
-    };
-    auto const [run, step] = order.level[0];
-    std::size_t done = 0;
-    for (std::size_t begin = 0; begin < count; begin += run) {
-        T const* from = first + order.place_of(begin);
-        for (std::size_t left = run; left != 0;) {
-            std::size_t const lane = done % square_lanes;
-            std::size_t const some = (std::min)(left, square_lanes - lane);
-            for (std::size_t i = 0; i < some; ++i) {
-                double& number = block.numbers[lane + i];
-                number = combine(number, term(static_cast<Wide>(from[i * step])));
-            }
-            from += some * step;
-            left -= some;
-            done += some;
-            if (done % square_block == 0) {
-                close();
-            }
-        }
-    }
-    if (done % square_block != 0) {
-        close();
-    }
-    return all.total();
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/device/impl/combined_terms.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-#ifndef JOINABLE_DEVICE_IMPL_COMBINED_TERMS_IPP_PART_1
-#define JOINABLE_DEVICE_IMPL_COMBINED_TERMS_IPP_PART_1
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION IndexOrder::IndexOrder(Shape const& extents, Shape const& strides)
-    : levels{0}, level{} {
-    for (std::size_t d = extents.size(); d-- > 0;) {
-        if (extents[d] == 1) {
-            continue;
-        }
-        if (levels != 0 && level[levels - 1].extent * level[levels - 1].step == strides[d]) {
-            level[levels - 1].extent *= extents[d];
-        } else {
-            level[levels++] = {extents[d], strides[d]};
-        }
-    }
-    if (levels == 0) { // a single element
-        level[levels++] = {1, 1};
-    }
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-#endif
-
-// ---- joinable/device/squares.hpp
-
-#ifndef JOINABLE_DEVICE_SQUARES_HPP_PART_1
-#define JOINABLE_DEVICE_SQUARES_HPP_PART_1
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// A square has the same bits whether a compiler fuses it with the following sum or not: that of a
-/// float is exact in double.
-JOINABLE_HOST_DEVICE inline double square_of(float number) {
-    double const wide = static_cast<double>(number);
-    return wide * wide;
-}
-JOINABLE_HOST_DEVICE inline double square_of(double number) {
-    double square;
-    JOINABLE_ROUNDED_PRODUCT(square, number, number);
-    return square;
-}
-
-/// The sum of the squares of all elements, computed in double, for a tensor in host memory; 0 for one
-/// without elements.
-[[nodiscard]] double sum_of_squares(AnyView const& tensor);
-
-}}} // namespace joinable::v0::detail
-
-#endif
-
-// ---- joinable/device/impl/squares.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-#ifndef JOINABLE_DEVICE_IMPL_SQUARES_IPP_PART_1
-#define JOINABLE_DEVICE_IMPL_SQUARES_IPP_PART_1
-
-#include <cstddef>
-#include <type_traits>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-JOINABLE_DEFINITION double sum_of_squares(AnyView const& tensor) {
-    IndexOrder const order{tensor.extents(), tensor.strides()};
-    double result = 0;
-    visit_floating(tensor.dtype(), [&]<class T>(std::type_identity<T>) {
-        auto const* const first = static_cast<T const*>(tensor.data());
-        result = combine_terms<AddNumbers>(first, tensor.numel(), order, [](auto number) {
-            return square_of(number);
-        });
-    });
-    return result;
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
 #endif
 
 // ---- joinable/device/step.hpp

@@ -2619,7 +2619,6 @@ struct Assign {
 #include <array>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
@@ -3292,7 +3291,6 @@ for_all_rows(Loops& loops, std::byte const* from, std::byte* to, RowsOperation c
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -7370,7 +7368,6 @@ namespace detail {
 /// The turns of a reduction whose buckets alternate with other collectives. The defaults are those of a reduction
 /// without such collectives. A Reducer calls them on every rank in the same order.
 struct ReductionTurns {
-    /// An iteration begins.
     static void begin_iteration() noexcept {}
     /// Whether a full bucket may start now.
     [[nodiscard]] static bool may_start(std::size_t /*bucket*/) noexcept { return true; }
@@ -8873,7 +8870,6 @@ public:
         std::fill(counts_.begin(), counts_.end(), 0);
         is_known_ = false;
     }
-    /// Records that this rank uses parameter `i`.
     void use(std::size_t i) noexcept { counts_[i] = user; }
     /// Records that this rank's pass does not use parameter `i`.
     void leave_out(std::size_t i, bool has_gradient) noexcept {
@@ -14643,7 +14639,6 @@ public:
     bool has_hook =
         false; ///< to end: that of a destroyed participant refers to what was, and is left as it is
 
-    /// Its communicator.
     [[nodiscard]] virtual ControlCommunicator& control() = 0;
     /// The gradients that it holds, if it averages.
     [[nodiscard]] virtual Accumulated accumulated() = 0;
@@ -16055,58 +16050,6 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/averaging.hpp
-
-namespace joinable { inline namespace v0 {
-
-/// Keyword of a guard, for each DistributedDataParallel in it. Gradients are divided by the number
-/// of all ranks (true, the default) or of the contributing ranks (Round::contributor_count()). It
-/// has no effect if notices carry weights.
-inline constexpr struct divide_by_initial_world_size_t
-    : keyword<divide_by_initial_world_size_t, bool> {
-    using keyword::operator=;
-} divide_by_initial_world_size{};
-
-namespace detail {
-
-/// How gradients are averaged.
-struct Averaging {
-    GradientKind kind;
-    bool divides_by_initial_world_size = true;
-    double last_divisor = 0; ///< of the last round, for reports; no round is divided by it
-
-    /// The factor of a rank's gradients that makes their sum the average; 0 if the weights of all
-    /// ranks sum to 0. Calls accept(f), which may throw, if the gradients of all ranks are multiplied
-    /// by f, one over a sum of weights: on ranks that contribute nothing, too. Local in a guard.
-    /// Outside a guard a weighted round sums the weights by `words`, which is collective.
-    template <class Accept>
-    [[nodiscard]] double
-    factor(ControlCommunicator& words, Round const& round, Accept const& accept) {
-        double own = 1.0;
-        double divisor = divides_by_initial_world_size ? words.size() : round.contributor_count();
-        if (round.is_weighted()) {
-            std::uint64_t total = round.weight_sum();
-            if (!round.in_guard()) { // no roll call has summed the weights
-                words.sum({&total, 1});
-            }
-            if (total == 0) {
-                last_divisor = 0;
-                return 0.0;
-            }
-            own = kind == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
-            divisor = static_cast<double>(total);
-            if (kind == GradientKind::sum) {
-                accept(1.0 / divisor);
-            }
-        }
-        last_divisor = divisor;
-        return round.contributes() ? own / divisor : 0.0;
-    }
-};
-
-} // namespace detail
-}} // namespace joinable::v0
-
 // ---- joinable/participant/detail/model_checks.hpp
 
 /// @file
@@ -16510,6 +16453,58 @@ JOINABLE_DEFINITION void ReplicaCheck::compare(ControlCommunicator& control, Ran
 }}} // namespace joinable::v0::detail
 
 #endif
+
+// ---- joinable/participant/averaging.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// Keyword of a guard, for each DistributedDataParallel in it. Gradients are divided by the number
+/// of all ranks (true, the default) or of the contributing ranks (Round::contributor_count()). It
+/// has no effect if notices carry weights.
+inline constexpr struct divide_by_initial_world_size_t
+    : keyword<divide_by_initial_world_size_t, bool> {
+    using keyword::operator=;
+} divide_by_initial_world_size{};
+
+namespace detail {
+
+/// How gradients are averaged.
+struct Averaging {
+    GradientKind kind;
+    bool divides_by_initial_world_size = true;
+    double last_divisor = 0; ///< of the last round, for reports; no round is divided by it
+
+    /// The factor of a rank's gradients that makes their sum the average; 0 if the weights of all
+    /// ranks sum to 0. Calls accept(f), which may throw, if the gradients of all ranks are multiplied
+    /// by f, one over a sum of weights: on ranks that contribute nothing, too. Local in a guard.
+    /// Outside a guard a weighted round sums the weights by `words`, which is collective.
+    template <class Accept>
+    [[nodiscard]] double
+    factor(ControlCommunicator& words, Round const& round, Accept const& accept) {
+        double own = 1.0;
+        double divisor = divides_by_initial_world_size ? words.size() : round.contributor_count();
+        if (round.is_weighted()) {
+            std::uint64_t total = round.weight_sum();
+            if (!round.in_guard()) { // no roll call has summed the weights
+                words.sum({&total, 1});
+            }
+            if (total == 0) {
+                last_divisor = 0;
+                return 0.0;
+            }
+            own = kind == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
+            divisor = static_cast<double>(total);
+            if (kind == GradientKind::sum) {
+                accept(1.0 / divisor);
+            }
+        }
+        last_divisor = divisor;
+        return round.contributes() ? own / divisor : 0.0;
+    }
+};
+
+} // namespace detail
+}} // namespace joinable::v0
 
 // ---- joinable/participant/detail/model_collectives.hpp
 
@@ -21438,8 +21433,6 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// ends in "...".
 class StoredReason {
 public:
-    static constexpr std::size_t max_text = most_reason_text;
-
     void store(AbortReason const& reason) noexcept { size_ = pack(reason, bytes_); }
     [[nodiscard]] AbortReason load() const {
         return unpacked_reason(std::span{bytes_}.first(size_)).value_or(AbortReason{});
@@ -27662,7 +27655,6 @@ template <class T, Communicator Comm>
 #include <vector>
 
 #include <csignal>
-#include <cstring>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -28059,7 +28051,6 @@ void run_processes(Given const&...) {
 #include <cstdio>
 #include <dirent.h>
 #include <exception>
-#include <string>
 #include <thread>
 #include <unistd.h>
 #include <vector>

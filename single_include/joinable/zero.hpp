@@ -201,8 +201,15 @@ struct LossScaler {
 
 // ---- joinable/device/combined_terms.hpp
 
+#if JOINABLE_HAS_DEFINITIONS
 #ifndef JOINABLE_DEVICE_COMBINED_TERMS_HPP_PART_1
 #define JOINABLE_DEVICE_COMBINED_TERMS_HPP_PART_1
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -318,6 +325,7 @@ combine_terms(T const* first, std::size_t count, IndexOrder const& order, Term c
 }}} // namespace joinable::v0::detail
 
 #endif
+#endif
 
 // ---- joinable/device/impl/combined_terms.ipp
 
@@ -351,9 +359,6 @@ JOINABLE_DEFINITION IndexOrder::IndexOrder(Shape const& extents, Shape const& st
 
 // ---- joinable/device/squares.hpp
 
-#ifndef JOINABLE_DEVICE_SQUARES_HPP_PART_1
-#define JOINABLE_DEVICE_SQUARES_HPP_PART_1
-
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// A square has the same bits whether a compiler fuses it with the following sum or not: that of a
@@ -374,15 +379,10 @@ JOINABLE_HOST_DEVICE inline double square_of(double number) {
 
 }}} // namespace joinable::v0::detail
 
-#endif
-
 // ---- joinable/device/impl/squares.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
-#ifndef JOINABLE_DEVICE_IMPL_SQUARES_IPP_PART_1
-#define JOINABLE_DEVICE_IMPL_SQUARES_IPP_PART_1
 
-#include <cstddef>
 #include <type_traits>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -401,7 +401,6 @@ JOINABLE_DEFINITION double sum_of_squares(AnyView const& tensor) {
 
 }}} // namespace joinable::v0::detail
 
-#endif
 #endif
 
 // ---- joinable/optimizer/impl/before_step.ipp
@@ -2497,7 +2496,6 @@ public:
     void list_rows(ParameterList const& parameters, SteppedGradients& stepped) const;
     /// Copies the listed rows out of the value if it `packs` them, or into it.
     void copy_rows(ParameterList const& parameters, SteppedRows& rows, bool packs) const;
-    /// The bytes of a row.
     [[nodiscard]] std::size_t row_bytes(ParameterList const& parameters) const;
 
     // Values travel from where they lie, or packed: the pieces that do not travel alone, one after another.
@@ -3630,7 +3628,6 @@ public:
             arenas_[k] = Arena{};
         }
     }
-    /// The bytes of all arenas.
     [[nodiscard]] std::size_t bytes() const noexcept {
         std::size_t bytes = 0;
         for (Arena const& arena : arenas_) {
@@ -4309,7 +4306,6 @@ public:
     }
 
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept override { return buckets_; }
-    /// The group of a bucket.
     [[nodiscard]] std::size_t group_of(std::size_t bucket) const noexcept {
         return slots_[bucket].group;
     }
@@ -5033,7 +5029,6 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Steps a shard of a group.
 using StepShard = std::function<void(std::size_t group, OptimizerShard const& shard)>;
 
 /// The reduction of sharded training. Sums each bucket to the owners of its parameters, by a reduce-scatter, or, made
@@ -5428,7 +5423,6 @@ inline bool is_flat(ZeroOptions const& options) noexcept {
     return options.partition == Partition::flat;
 }
 
-/// Checks units of `count` parameters.
 void check_units(std::span<std::size_t const> units, std::size_t count, Sharding sharding);
 void check_views(ZeroOptions const& options, Sharding sharding);
 /// The number of trained parameters in each unit, in list order: in those that the user chose, or

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include <joinable/detail/hash.hpp>
-#include <joinable/detail/text.hpp>
 
 namespace joinable { inline namespace v0 {
 

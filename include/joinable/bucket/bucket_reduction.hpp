@@ -242,7 +242,6 @@ namespace detail {
 /// The turns of a reduction whose buckets alternate with other collectives. The defaults are those of a reduction
 /// without such collectives. A Reducer calls them on every rank in the same order.
 struct ReductionTurns {
-    /// An iteration begins.
     static void begin_iteration() noexcept {}
     /// Whether a full bucket may start now.
     [[nodiscard]] static bool may_start(std::size_t /*bucket*/) noexcept { return true; }

@@ -13,7 +13,6 @@
 
 #include <joinable/bucket/tensor_size.hpp>
 #include <joinable/detail/kept_range.hpp>
-#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 {

@@ -17,7 +17,6 @@
 #include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
-#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {

@@ -33,7 +33,6 @@
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/type_name.hpp>
-#include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/hook/ordering.hpp>

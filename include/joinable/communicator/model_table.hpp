@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/detail/text.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameters.hpp>

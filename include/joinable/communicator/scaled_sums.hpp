@@ -7,7 +7,6 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/text.hpp>
-#include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/dtype.hpp>
 

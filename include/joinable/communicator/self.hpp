@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>

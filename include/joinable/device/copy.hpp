@@ -2,7 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <cstring>
 #include <string_view>
 #include <type_traits>
 

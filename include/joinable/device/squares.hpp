@@ -2,7 +2,6 @@
 #pragma once
 
 #include <joinable/config.hpp>
-#include <joinable/device/combined_terms.hpp>
 #include <joinable/tensor/any_view.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {

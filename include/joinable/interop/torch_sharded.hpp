@@ -391,7 +391,6 @@ protected:
         Base::finalize_backward();
     }
 
-    /// Holds the units of these parameters.
     [[nodiscard]] HeldValues hold_units_of(std::vector<std::size_t> const& parameters) {
         HeldValues held;
         auto const* const units = this->hooks().units();

@@ -3,10 +3,8 @@
 
 #include <type_traits>
 
-#include <joinable/communicator/communicator.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/join/guard.hpp>
-#include <joinable/join/options.hpp>
 #include <joinable/join/participants.hpp>
 
 /// @file

@@ -214,7 +214,6 @@ public:
     void list_rows(ParameterList const& parameters, SteppedGradients& stepped) const;
     /// Copies the listed rows out of the value if it `packs` them, or into it.
     void copy_rows(ParameterList const& parameters, SteppedRows& rows, bool packs) const;
-    /// The bytes of a row.
     [[nodiscard]] std::size_t row_bytes(ParameterList const& parameters) const;
 
     // Values travel from where they lie, or packed: the pieces that do not travel alone, one after another.

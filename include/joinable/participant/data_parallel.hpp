@@ -27,8 +27,6 @@
 #include <joinable/detail/failure.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/parameter_claims.hpp>
-#include <joinable/join/result.hpp>
-#include <joinable/participant/averaging.hpp>
 #include <joinable/participant/detail/model_checks.hpp>
 #include <joinable/participant/gradient_participant.hpp>
 #include <joinable/participant/options.hpp>

@@ -10,8 +10,6 @@
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/bucket/without_pass.hpp>
 #include <joinable/communicator/device_of.hpp>
-#include <joinable/detail/text.hpp>
-#include <joinable/error.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/detail/kept_state.hpp>
 #include <joinable/participant/detail/relisted.hpp>

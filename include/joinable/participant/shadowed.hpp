@@ -16,10 +16,8 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/control.hpp>
-#include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
-#include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/round.hpp>

@@ -12,7 +12,6 @@
 #include <joinable/bucket/compression/detail/feedback.hpp>
 #include <joinable/bucket/compression/detail/steps.hpp>
 #include <joinable/device/device.hpp>
-#include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 {

@@ -31,7 +31,6 @@ public:
         std::fill(counts_.begin(), counts_.end(), 0);
         is_known_ = false;
     }
-    /// Records that this rank uses parameter `i`.
     void use(std::size_t i) noexcept { counts_[i] = user; }
     /// Records that this rank's pass does not use parameter `i`.
     void leave_out(std::size_t i, bool has_gradient) noexcept {

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>

@@ -6,8 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <joinable/device/combined_terms.hpp>
 #include <joinable/device/detail/loops.hpp>
-#include <joinable/device/squares.hpp>
 #include <joinable/device/step.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/tensor/any_view.hpp>

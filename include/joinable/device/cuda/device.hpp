@@ -15,14 +15,13 @@
 
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
+#include <joinable/device/combined_terms.hpp>
 #include <joinable/device/copy.hpp>
 #include <joinable/device/cuda/copy.hpp>
 #include <joinable/device/cuda/detail/runtime_copies.hpp>
 #include <joinable/device/cuda/runtime.hpp>
-#include <joinable/device/detail/permute_sections.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/device/scratch.hpp>
-#include <joinable/device/squares.hpp>
 #include <joinable/device/step.hpp>
 #include <joinable/device/update.hpp>
 #include <joinable/error.hpp>

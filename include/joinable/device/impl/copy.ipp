@@ -4,7 +4,6 @@
 #include <joinable/device/copy.hpp>
 
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 
 #include <joinable/device/detail/loops.hpp>

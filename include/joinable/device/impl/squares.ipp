@@ -3,9 +3,9 @@
 
 #include <joinable/device/squares.hpp>
 
-#include <cstddef>
 #include <type_traits>
 
+#include <joinable/device/combined_terms.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {

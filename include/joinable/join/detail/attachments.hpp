@@ -8,7 +8,6 @@
 
 #include <joinable/communicator/control.hpp>
 #include <joinable/config.hpp>
-#include <joinable/join/detail/window.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/options.hpp>
 

@@ -40,7 +40,6 @@ public:
     bool has_hook =
         false; ///< to end: that of a destroyed participant refers to what was, and is left as it is
 
-    /// Its communicator.
     [[nodiscard]] virtual ControlCommunicator& control() = 0;
     /// The gradients that it holds, if it averages.
     [[nodiscard]] virtual Accumulated accumulated() = 0;

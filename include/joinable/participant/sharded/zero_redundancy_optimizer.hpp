@@ -19,7 +19,6 @@
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/participant/averaging.hpp>
-#include <joinable/participant/detail/relisted.hpp>
 #include <joinable/participant/needs_header.hpp>
 #include <joinable/participant/sharded/detail/exchange.hpp>
 #include <joinable/participant/sharded/detail/plan.hpp>

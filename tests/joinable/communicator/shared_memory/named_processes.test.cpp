@@ -355,7 +355,7 @@ TEST_CASE(
     constexpr std::size_t last_page = (sizeof(Board) - 1) / 4096;
     static_assert(last_page > 1); // on the first one are the state and the waiting room
     for (bool const is_long : {false, true}) {
-        std::string const why(is_long ? joinable::detail::StoredReason::max_text : 10, 'x');
+        std::string const why(is_long ? joinable::detail::most_reason_text : 10, 'x');
         std::string const job = fresh_job();
         Shared<std::atomic<int>> dead;
         Processes processes;

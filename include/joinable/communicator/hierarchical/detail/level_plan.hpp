@@ -40,7 +40,6 @@ struct LevelStep {
     std::vector<LeadersCopy> copies = {};
 };
 
-/// Starts a step on its level.
 [[nodiscard]] inline AnyWork start_step(AnyInterface& level, LevelStep const& step) {
     PartSizes const parts = PartSizes::of(step.counts);
     bool const exchanges = step.signature.collective == Collective::all_to_all;

@@ -19,8 +19,6 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// ends in "...".
 class StoredReason {
 public:
-    static constexpr std::size_t max_text = most_reason_text;
-
     void store(AbortReason const& reason) noexcept { size_ = pack(reason, bytes_); }
     [[nodiscard]] AbortReason load() const {
         return unpacked_reason(std::span{bytes_}.first(size_)).value_or(AbortReason{});

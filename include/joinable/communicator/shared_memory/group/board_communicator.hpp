@@ -12,7 +12,6 @@
 #include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/config.hpp>
 #include <joinable/detail/scope.hpp>
-#include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 

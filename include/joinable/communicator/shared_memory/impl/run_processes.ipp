@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <dirent.h>
 #include <exception>
-#include <string>
 #include <thread>
 #include <unistd.h>
 #include <vector>

@@ -10,7 +10,6 @@
 #include <joinable/config.hpp>
 
 #include <csignal>
-#include <cstring>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>

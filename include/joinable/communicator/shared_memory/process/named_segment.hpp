@@ -15,9 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
-#include <joinable/communicator/shared_memory/board/waiting.hpp>
 #include <joinable/communicator/shared_memory/process/members.hpp>
 #include <joinable/communicator/shared_memory/process/process_segment.hpp>
 #include <joinable/communicator/shared_memory/process/shared_object.hpp>

@@ -11,7 +11,6 @@
 #include <span>
 #include <vector>
 
-#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/control.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/host_collectives.hpp>

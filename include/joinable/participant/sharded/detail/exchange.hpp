@@ -12,7 +12,6 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/communicator/substitute.hpp>
-#include <joinable/device/device.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/stepped_gradients.hpp>
 #include <joinable/tensor/any_view.hpp>

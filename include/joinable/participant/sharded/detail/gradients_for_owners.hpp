@@ -80,7 +80,6 @@ public:
     }
 
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept override { return buckets_; }
-    /// The group of a bucket.
     [[nodiscard]] std::size_t group_of(std::size_t bucket) const noexcept {
         return slots_[bucket].group;
     }

@@ -35,7 +35,6 @@ inline bool is_flat(ZeroOptions const& options) noexcept {
     return options.partition == Partition::flat;
 }
 
-/// Checks units of `count` parameters.
 void check_units(std::span<std::size_t const> units, std::size_t count, Sharding sharding);
 void check_views(ZeroOptions const& options, Sharding sharding);
 /// The number of trained parameters in each unit, in list order: in those that the user chose, or

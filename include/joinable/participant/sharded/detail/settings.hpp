@@ -10,10 +10,8 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/control.hpp>
 #include <joinable/communicator/device_of.hpp>
-#include <joinable/detail/text.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/state_arrays.hpp>

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/host_collectives.hpp>
 #include <joinable/detail/text.hpp>

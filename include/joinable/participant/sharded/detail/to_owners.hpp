@@ -24,7 +24,6 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Steps a shard of a group.
 using StepShard = std::function<void(std::size_t group, OptimizerShard const& shard)>;
 
 /// The reduction of sharded training. Sums each bucket to the owners of its parameters, by a reduce-scatter, or, made

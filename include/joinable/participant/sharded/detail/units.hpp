@@ -20,7 +20,6 @@
 #include <joinable/participant/sharded/detail/exchange.hpp>
 #include <joinable/participant/sharded/detail/group.hpp>
 #include <joinable/participant/sharded/detail/value_store.hpp>
-#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {

@@ -191,7 +191,6 @@ public:
             arenas_[k] = Arena{};
         }
     }
-    /// The bytes of all arenas.
     [[nodiscard]] std::size_t bytes() const noexcept {
         std::size_t bytes = 0;
         for (Arena const& arena : arenas_) {

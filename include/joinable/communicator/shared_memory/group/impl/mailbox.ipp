@@ -3,7 +3,6 @@
 
 #include <joinable/communicator/shared_memory/group/mailbox.hpp>
 
-#include <joinable/detail/text.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/participant/sharded/detail/value_store.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 

@@ -366,15 +366,21 @@ TEST_CASE("options of one rank alone may differ") {
 
 TEST_CASE("a rank that does not enter with the others is missing, and they say what it may be") {
     for (int const size : groups_of_participants({2, 3, 4})) {
+        joinable_tests::Shared<std::atomic<int>> arrived;
         joinable_tests::Shared<std::atomic<int>> ended;
-        over_ranks({size}, [&](RankCommunicator& comm) {
-            First<RankCommunicator> a{comm};
+        over_ranks({size}, [&](RankCommunicator& inner) {
+            joinable_tests::RecordingCommunicator comm{inner};
+            comm.posted = [&] { ++*arrived; };
+            First<joinable_tests::RecordingCommunicator<RankCommunicator>> a{comm};
             if (comm.rank() == 1) {
                 Join guard{participants(a), {.enable = false}};
                 joinable_tests::wait_until(*ended, size - 1);
                 return;
             }
-            comm.set_deadline(std::chrono::milliseconds{300});
+            if (comm.rank() == 0) { // gives up, when rank 1 is the only one to miss
+                joinable_tests::wait_until(*arrived, size - 2);
+                comm.set_deadline(std::chrono::milliseconds{300});
+            }
             std::string text;
             try {
                 Join guard{participants(a)};

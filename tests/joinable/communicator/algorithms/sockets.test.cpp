@@ -2,20 +2,21 @@
 // The smallest transport, which has messages alone: they, the collectives made of them, and how they fail.
 #include <joinable/algorithms.hpp>
 
-#include <chrono>
 #include <cstddef>
 #include <exception>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
 #include <support/further_types.hpp>
+#include <support/keep_alive.hpp>
 #include <support/messages.hpp>
+#include <support/ranks.hpp>
 #include <support/socket_ranks.hpp>
 #include <support/tells_reason.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/collectives.hpp>
@@ -24,7 +25,6 @@
 namespace {
 
 using namespace joinable_tests;
-using namespace std::chrono_literals;
 using joinable::DType;
 using joinable::MessageCommunicator;
 using joinable::ReduceOp;
@@ -153,10 +153,11 @@ TEST_CASE("a rank that leaves is named by those that wait for its message") {
 }
 
 TEST_CASE("a rank over sockets that never comes is named at the deadline, and one at work is not") {
-    for (bool const is_at_work : {false, true}) {
-        run_socket_ranks({2, 3}, [&](SocketCommunicator& sockets) {
+    together({0, 1, 2, 3}, [](int turn) {
+        bool const is_at_work = turn % 2 != 0;
+        run_socket_ranks({2 + turn / 2}, [&](SocketCommunicator& sockets) {
             MessageCommunicator comm{sockets};
-            comm.set_deadline(300ms);
+            comm.set_deadline(long_deadline);
             if (comm.rank() != comm.size() - 1) {
                 auto const reason = reason_of([&] { comm.barrier(); });
                 REQUIRE(reason.has_value() == !is_at_work);
@@ -166,19 +167,14 @@ TEST_CASE("a rank over sockets that never comes is named at the deadline, and on
                 }
                 return;
             }
-            for (int i = 0; i < 10; ++i) {
-                std::this_thread::sleep_for(100ms);
-                if (is_at_work) {
-                    comm.keep_alive();
-                }
-            }
             if (is_at_work) {
+                stay_away_alive(comm);
                 comm.barrier();
             } else {
-                CHECK(comm.is_aborted());
+                wait_until([&] { return comm.is_aborted(); });
             }
         });
-    }
+    });
 }
 
 } // namespace

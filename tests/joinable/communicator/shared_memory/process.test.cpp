@@ -611,15 +611,20 @@ TEST_CASE(
 ) {
     Alarm const at_hang;
     PooledThread const one;
+    Shared<std::atomic<int>> impatient;
     std::string text;
     try {
         joinable::run_processes(
             3,
-            [](ProcessCommunicator& comm) {
+            [&](ProcessCommunicator& comm) {
                 comm.set_deadline(std::chrono::milliseconds{100});
+                ++*impatient;
                 while (comm.rank() != 0) { // waits for a thread that it does not have
                     pause();
                 }
+                wait_until(
+                    *impatient, 3
+                ); // when it fails the others have the longest deadline that is left
                 comm.barrier();
             },
             {.other_threads = true}

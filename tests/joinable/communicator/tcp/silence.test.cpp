@@ -131,7 +131,11 @@ TEST_CASE("a machine that acknowledges nothing for the limit is lost, with an op
             fill(ends.near);
         }
         cut_off(ends.far.handle());
-        CHECK(ends.near.send(std::array<std::byte, 1>{}) == (is_full ? 0U : 1U));
+        if (is_full) {
+            fill(ends.near); // what the kernel has room for since the other end took more
+        } else {
+            CHECK(ends.near.send(std::array<std::byte, 1>{}) == 1U);
+        }
         auto const time = time_to_loss(ends.near, SilenceWatch{200ms}, 30s);
         CHECK(time >= 200ms);
         CHECK(time < 30s);

@@ -2655,7 +2655,7 @@ MUTATIONS = [
     ),
     Mutation(
         "ranks-behind-any-transport-share-models", "communicator/any/communicator.hpp",
-        "return comm_.model_table();", "return nullptr;",
+        "return communicator().model_table();", "return nullptr;",
         "participant/shared_models.test.cpp", "thread ranks behind*",
     ),
     Mutation(

@@ -691,17 +691,9 @@ concept names_transport = requires {
 };
 
 /// A communicator as a BasicAnyCommunicator calls it.
-class AnyInterface {
+class AnyInterface : public ControlCommunicator {
 public:
-    AnyInterface() = default;
-    AnyInterface(AnyInterface const&) = delete;
-    AnyInterface& operator=(AnyInterface const&) = delete;
-    virtual ~AnyInterface() = default;
-
     [[nodiscard]] virtual std::string_view transport() const = 0;
-    [[nodiscard]] virtual void const* identity() const noexcept = 0;
-    [[nodiscard]] virtual int rank() const = 0;
-    [[nodiscard]] virtual int size() const = 0;
     [[nodiscard]] virtual AnyWork post(Request const& request, Provided const& provided) = 0;
     [[nodiscard]] virtual AnyWork send(ConstBuffer buffer, int to, int tag) = 0;
     [[nodiscard]] virtual AnyWork receive(Buffer buffer, int from, int tag) = 0;
@@ -709,14 +701,7 @@ public:
     [[nodiscard]] virtual bool can_split() const = 0;
     [[nodiscard]] virtual bool is_in_reach(ConstBuffer buffer) const noexcept = 0;
     [[nodiscard]] virtual bool sums_pieces() const noexcept = 0;
-    virtual void abort(AbortReason const& reason) = 0;
-    [[nodiscard]] virtual bool is_aborted() const = 0;
     [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
-    [[nodiscard]] virtual bool is_renumbered() const = 0;
-    /// Returns the deadline before; nothing if the transport has none.
-    virtual std::optional<std::chrono::nanoseconds>
-    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
-    virtual void keep_alive() = 0;
     [[nodiscard]] virtual std::vector<int> missing_ranks() const = 0;
     [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
     [[nodiscard]] virtual ModelTable* model_table() = 0;
@@ -729,25 +714,15 @@ public:
     };
 }
 
-/// `Held` is a communicator, or a reference or a std::unique_ptr to one.
+/// `Held` is a communicator or a reference to one.
 template <class Held>
-class AnyHeld final : public AnyInterface {
-    template <class T>
-    static auto& target_of(T& comm) noexcept {
-        return comm;
-    }
-    template <class T>
-    static T& target_of(std::unique_ptr<T>& comm) noexcept {
-        return *comm;
-    }
-    using Comm =
-        std::remove_reference_t<decltype(target_of(std::declval<std::remove_reference_t<Held>&>())
-        )>;
+class AnyHeld : public ControlOver<Held, AnyInterface> {
+    using Base = ControlOver<Held, AnyInterface>;
+    using Comm = std::remove_reference_t<Held>;
 
 public:
-    /// `make()` returns the communicator, which need not be movable.
-    template <std::invocable Make>
-    explicit AnyHeld(Make const& make) : held_(make()), comm_{target_of(held_)} {}
+    using Base::Base;
+    using Base::communicator;
 
     [[nodiscard]] std::string_view transport() const override {
         if constexpr (names_transport<Comm>) {
@@ -756,12 +731,9 @@ public:
             return class_name<Comm>();
         }
     }
-    [[nodiscard]] void const* identity() const noexcept override { return identity_of(comm_); }
-    [[nodiscard]] int rank() const override { return comm_.rank(); }
-    [[nodiscard]] int size() const override { return comm_.size(); }
     [[nodiscard]] AnyWork post(Request const& request, Provided const& provided) override {
         return by_members(
-            comm_,
+            communicator(),
             request,
             []<Work W>(W&& work) { return AnyWork{std::forward<W>(work)}; },
             [&](Collective collective) { return substituted(collective, request, provided); }
@@ -769,77 +741,64 @@ public:
     }
     [[nodiscard]] AnyWork send(ConstBuffer buffer, int to, int tag) override {
         if constexpr (has_send<Comm>) {
-            return AnyWork{comm_.send(buffer, to, tag)};
+            return AnyWork{communicator().send(buffer, to, tag)};
         } else {
             lacks("messages between two ranks");
         }
     }
     [[nodiscard]] AnyWork receive(Buffer buffer, int from, int tag) override {
         if constexpr (has_receive<Comm>) {
-            return AnyWork{comm_.receive(buffer, from, tag)};
+            return AnyWork{communicator().receive(buffer, from, tag)};
         } else {
             lacks("messages between two ranks");
         }
     }
     [[nodiscard]] std::unique_ptr<AnyInterface> split(int color, int key) override {
         if constexpr (has_split<Comm>) {
-            using Part = decltype(comm_.split(color, key));
-            return std::make_unique<AnyHeld<Part>>([&] { return comm_.split(color, key); });
+            using Part = decltype(communicator().split(color, key));
+            return std::make_unique<AnyHeld<Part>>([&] { return communicator().split(color, key); }
+            );
         } else {
             check_color(color);
-            if (comm_.size() != 1) {
+            if (communicator().size() != 1) {
                 lacks("split()");
             }
             return std::make_unique<AnyHeld<SelfCommunicator>>([] { return SelfCommunicator{}; });
         }
     }
-    [[nodiscard]] bool can_split() const override { return has_split<Comm> || comm_.size() == 1; }
+    [[nodiscard]] bool can_split() const override {
+        return has_split<Comm> || communicator().size() == 1;
+    }
     [[nodiscard]] bool sums_pieces() const noexcept override {
         if constexpr (has_sum_of_pieces<Comm>) {
-            return comm_.sums_pieces();
+            return communicator().sums_pieces();
         } else {
             return false;
         }
     }
     [[nodiscard]] bool is_in_reach([[maybe_unused]] ConstBuffer buffer) const noexcept override {
         if constexpr (has_sum_of_pieces<Comm>) {
-            return comm_.is_in_reach(buffer);
+            return communicator().is_in_reach(buffer);
         } else {
             return false;
         }
     }
-    void abort(AbortReason const& reason) override { comm_.abort(reason); }
-    [[nodiscard]] bool is_aborted() const override { return comm_.is_aborted(); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
-        return comm_.abort_reason();
-    }
-    [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
-    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
-    ) override {
-        if constexpr (has_set_deadline<Comm>) {
-            return comm_.set_deadline(deadline);
-        } else {
-            return std::nullopt;
-        }
-    }
-    void keep_alive() override {
-        if constexpr (has_keep_alive<Comm>) {
-            comm_.keep_alive();
-        }
+        return communicator().abort_reason();
     }
     [[nodiscard]] std::vector<int> missing_ranks() const override {
         if constexpr (has_missing_ranks<Comm>) {
-            return comm_.missing_ranks();
+            return communicator().missing_ranks();
         } else {
             return {};
         }
     }
     [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) override {
-        return make_arena(comm_, bytes, alignment);
+        return make_arena(communicator(), bytes, alignment);
     }
     [[nodiscard]] ModelTable* model_table() override {
         if constexpr (has_model_table<Comm>) {
-            return comm_.model_table();
+            return communicator().model_table();
         } else {
             return nullptr;
         }
@@ -848,7 +807,7 @@ public:
         if constexpr (reduces_host_memory<Comm>) {
             return nullptr;
         } else {
-            return std::addressof(comm_.device_memory());
+            return std::addressof(communicator().device_memory());
         }
     }
 
@@ -864,7 +823,7 @@ private:
                 known = exchanged(request);
                 provided.known = known;
             }
-            return AnyWork{Substitute{comm_, request, provided}};
+            return AnyWork{Substitute{communicator(), request, provided}};
         } else {
             lacks(name_of(collective));
         }
@@ -873,20 +832,29 @@ private:
     /// @throws Mismatch  on all ranks: their tables of counts differ. The communicator is aborted.
     [[nodiscard]] std::vector<std::size_t> exchanged(Request const& request) {
         Comparison counts;
-        counts.begin(request.signature, comm_.rank(), comm_.size());
+        counts.begin(request.signature, communicator().rank(), communicator().size());
         static_cast<void>(counts.go_on(request.sends, request.expects));
         std::span<std::uint64_t> const words = counts.words();
-        comm_.all_reduce({words.data(), words.size(), DType::u64}, ReduceOp::sum).wait();
+        communicator().all_reduce({words.data(), words.size(), DType::u64}, ReduceOp::sum).wait();
         if (auto difference = counts.difference()) {
-            difference->is_renumbered = is_renumbered();
-            comm_.abort(*difference);
-            throw_failure(comm_.abort_reason().value_or(*difference));
+            difference->is_renumbered = this->is_renumbered();
+            communicator().abort(*difference);
+            throw_failure(communicator().abort_reason().value_or(*difference));
         }
         return counts.known();
     }
+};
 
-    Held held_;
-    Comm& comm_;
+/// The first base, so that the communicator outlives the one that refers to it.
+template <class Comm>
+struct AnyOwned {
+    std::unique_ptr<Comm> owned;
+};
+template <class Comm>
+class AnyOwner final : AnyOwned<Comm>, public AnyHeld<Comm&> {
+public:
+    explicit AnyOwner(std::unique_ptr<Comm> comm)
+        : AnyOwned<Comm>{std::move(comm)}, AnyHeld<Comm&>{*this->owned} {}
 };
 
 /// A communicator that a BasicAnyCommunicator takes.
@@ -930,22 +898,20 @@ public:
     template <Communicator Comm>
         requires(!std::same_as<Comm, BasicAnyCommunicator>)
     explicit BasicAnyCommunicator(Comm& comm)
-        : comm_{std::make_unique<detail::AnyHeld<Comm&>>([&]() -> Comm& { return comm; })} {
+        : comm_{std::make_unique<detail::AnyHeld<Comm&>>(comm)} {
         static_assert(detail::fits_any<Comm, DeviceType>());
     }
     /// Owns `comm`. Local.
     /// @throws ContractViolation  the pointer is null.
     template <Communicator Comm>
-    explicit BasicAnyCommunicator(std::unique_ptr<Comm> comm)
-        : comm_{std::make_unique<detail::AnyHeld<std::unique_ptr<Comm>>>([&] {
-              if (comm == nullptr) {
-                  throw ContractViolation{
-                      "AnyCommunicator: expected a std::unique_ptr to a communicator, given a null one"
-                  };
-              }
-              return std::move(comm);
-          })} {
+    explicit BasicAnyCommunicator(std::unique_ptr<Comm> comm) {
         static_assert(detail::fits_any<Comm, DeviceType>());
+        if (comm == nullptr) {
+            throw ContractViolation{
+                "AnyCommunicator: expected a std::unique_ptr to a communicator, given a null one"
+            };
+        }
+        comm_ = std::make_unique<detail::AnyOwner<Comm>>(std::move(comm));
     }
 
     /// The transport's name, such as "mpi"; the name of the class if it names no `transport`.
@@ -1007,7 +973,7 @@ public:
         return post(this->requests().sum_pieces(buffer, factor));
     }
     /// For guards.
-    [[nodiscard]] void const* identity() const noexcept { return comm_->identity(); }
+    [[nodiscard]] void const* identity() const noexcept { return comm_->address(); }
 
 private:
     friend class detail::BasicCollectives<BasicAnyCommunicator, AnyWork>;

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -223,7 +222,7 @@ private:
     [[nodiscard]] static std::unique_ptr<detail::AnyInterface> refer_to(Comm* comm) {
         if constexpr (detail::fits_level<Comm>()) { // else its sentence is the only error
             if (comm != nullptr) {
-                return std::make_unique<detail::AnyHeld<Comm&>>([&]() -> Comm& { return *comm; });
+                return std::make_unique<detail::AnyHeld<Comm&>>(*comm);
             }
         }
         return nullptr;

@@ -1959,6 +1959,21 @@ MUTATIONS = [
         "../fail/parameter_traits_with_a_name_by_value.cpp", "*",
     ),
     Mutation(
+        "copies-of-elements-are-trained", "tensor/parameter.hpp",
+        "!owns_elements<std::remove_const_t<P>> && requires(P&& pointer)", "requires(P&& pointer)",
+        "../fail/parameter_traits_of_copies.cpp", "*",
+    ),
+    Mutation(
+        "a-number-is-a-parameter-s-tensor", "tensor/parameter.hpp",
+        "        !is_number,\n", "        true,\n",
+        "../fail/parameter_traits_of_numbers.cpp", "*",
+    ),
+    Mutation(
+        "gradients-may-lie-in-values", "participant/detail/impl/model_checks.ipp",
+        "return i < size && k >= size;", "return i < size && k > size + i;",
+        "participant/data_parallel.test.cpp", "a parameter listed twice*",
+    ),
+    Mutation(
         "keywords-change-signs", "hook/keywords.hpp",
         "if (static_cast<From>(held) != value || (held > To{}) != (value > From{})) {",
         "if (static_cast<From>(held) != value) {",

@@ -3478,10 +3478,18 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
+/// Whether a function that returns a `T` returns a copy of elements, which nobody would see change.
+template <class T>
+inline constexpr bool owns_elements = false;
+template <class T, class Allocator>
+inline constexpr bool owns_elements<std::optional<std::vector<T, Allocator>>> = true;
+template <class T, std::size_t N>
+inline constexpr bool owns_elements<std::optional<std::array<T, N>>> = true;
+
 /// A result of `parameter_traits` for a value or a gradient: it can be dereferenced and may be
 /// empty (a pointer, an optional view).
 template <class P>
-concept pointer_like_to_tensor = requires(P&& pointer) {
+concept pointer_like_to_tensor = !owns_elements<std::remove_const_t<P>> && requires(P&& pointer) {
     static_cast<bool>(pointer);
     requires WritableTensor<decltype(*pointer)>;
 };
@@ -3772,7 +3780,20 @@ consteval bool models_parameter_pointer() {
         "Parameter: parameter_traits::value and grad return something to dereference, as a pointer to "
         "a tensor or a std::optional view, not the tensor itself"
     );
-    if constexpr (is_pointer_like) {
+    constexpr bool is_number =
+        is_raw_pointer<Returned> &&
+        std::is_arithmetic_v<std::remove_pointer_t<std::remove_reference_t<Returned>>>;
+    static_assert(
+        !is_number,
+        "Parameter: parameter_traits::value or grad returns a pointer to a number, which does not say how "
+        "many there are; return std::optional{std::span{pointer, count}}"
+    );
+    static_assert(
+        !owns_elements<std::remove_const_t<Returned>>,
+        "Parameter: parameter_traits::value or grad returns a copy of the elements; return a pointer to the "
+        "engine's own tensor, or std::optional{std::span{...}} over its elements"
+    );
+    if constexpr (is_pointer_like && !is_number) {
         return models_parameter_member<decltype(*std::declval<Returned&>())>();
     }
     return false;
@@ -16084,8 +16105,8 @@ void check_distinct(
 );
 
 /// Refuses parameters without a value on `device`, parameters with elements at a null pointer, trained
-/// ones whose elements share memory with each other, and parameters whose values or gradients share memory: they would be averaged and stepped more than
-/// once. Local.
+/// ones whose elements share memory with each other, parameters whose values or gradients share memory, because they would be averaged and stepped more
+/// than once, and gradients of trained ones that lie in values. Local.
 /// Complexity: sorts the parameters; compares those whose address ranges overlap.
 void check_parameters(ParameterList const& list, DeviceId device);
 
@@ -16370,6 +16391,21 @@ JOINABLE_DEFINITION void check_parameters(ParameterList const& list, DeviceId de
     check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {
         return parameter.grad();
     });
+    std::size_t const size = list.size();
+    auto const view_of = [&](std::size_t i) {
+        return i < size                         ? list[i].value()
+               : list[i - size].requires_grad() ? list[i - size].grad()
+                                                : AnyView{};
+    };
+    if (auto const shared = find_shared(2 * size, view_of, [size](std::size_t i, std::size_t k) {
+            return i < size && k >= size;
+        })) {
+        throw ContractViolation{
+            "the gradient of " + describe_parameter(list, shared->second - size) +
+            " shares memory with the value of " + describe_parameter(list, shared->first) +
+            ", which its average would overwrite; give gradients memory of their own"
+        };
+    }
 }
 
 JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool holds_values)

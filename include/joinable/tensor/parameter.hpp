@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <concepts>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <joinable/tensor/sparse_rows.hpp>
 #include <joinable/tensor/tensor.hpp>
@@ -15,10 +18,18 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
+/// Whether a function that returns a `T` returns a copy of elements, which nobody would see change.
+template <class T>
+inline constexpr bool owns_elements = false;
+template <class T, class Allocator>
+inline constexpr bool owns_elements<std::optional<std::vector<T, Allocator>>> = true;
+template <class T, std::size_t N>
+inline constexpr bool owns_elements<std::optional<std::array<T, N>>> = true;
+
 /// A result of `parameter_traits` for a value or a gradient: it can be dereferenced and may be
 /// empty (a pointer, an optional view).
 template <class P>
-concept pointer_like_to_tensor = requires(P&& pointer) {
+concept pointer_like_to_tensor = !owns_elements<std::remove_const_t<P>> && requires(P&& pointer) {
     static_cast<bool>(pointer);
     requires WritableTensor<decltype(*pointer)>;
 };
@@ -309,7 +320,20 @@ consteval bool models_parameter_pointer() {
         "Parameter: parameter_traits::value and grad return something to dereference, as a pointer to "
         "a tensor or a std::optional view, not the tensor itself"
     );
-    if constexpr (is_pointer_like) {
+    constexpr bool is_number =
+        is_raw_pointer<Returned> &&
+        std::is_arithmetic_v<std::remove_pointer_t<std::remove_reference_t<Returned>>>;
+    static_assert(
+        !is_number,
+        "Parameter: parameter_traits::value or grad returns a pointer to a number, which does not say how "
+        "many there are; return std::optional{std::span{pointer, count}}"
+    );
+    static_assert(
+        !owns_elements<std::remove_const_t<Returned>>,
+        "Parameter: parameter_traits::value or grad returns a copy of the elements; return a pointer to the "
+        "engine's own tensor, or std::optional{std::span{...}} over its elements"
+    );
+    if constexpr (is_pointer_like && !is_number) {
         return models_parameter_member<decltype(*std::declval<Returned&>())>();
     }
     return false;

@@ -734,19 +734,36 @@ TEST_CASE("a model without parameters to train is refused") {
 
 TEST_CASE("a parameter listed twice, and values or gradients in one place, are named on all ranks"
 ) {
-    enum class Shared { listing, values, gradients };
-    for (Shared const shared : {Shared::listing, Shared::values, Shared::gradients}) {
+    enum class Shared {
+        listing,
+        values,
+        gradients,
+        gradient_and_own_value,
+        gradient_and_another_value
+    };
+    for (Shared const shared :
+         {Shared::listing,
+          Shared::values,
+          Shared::gradients,
+          Shared::gradient_and_own_value,
+          Shared::gradient_and_another_value}) {
         over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
-            std::vector<double> memory(8);
+            std::vector<double> memory(10);
             bool const is_odd = comm.rank() == comm.size() - 1;
             auto const view = [&](std::size_t at) {
                 return joinable::AnyView{memory.data() + at, joinable::DType::f64, {2}, {1}};
             };
-            // By one of two elements where only values or only gradients meet.
+            // By one of two elements, but for the last.
             std::vector<Pointed> params{
-                {view(0), view(4), "first"},
+                {view(0), view(5), "first"},
                 {view(is_odd && shared == Shared::values ? 1 : 2),
-                 view(is_odd && shared == Shared::gradients ? 5 : 6),
+                 view(
+                     !is_odd                                        ? 7
+                     : shared == Shared::gradients                  ? 6
+                     : shared == Shared::gradient_and_own_value     ? 3
+                     : shared == Shared::gradient_and_another_value ? 0
+                                                                    : 7
+                 ),
                  "second"}
             };
             bool const is_twice = is_odd && shared == Shared::listing;
@@ -766,8 +783,14 @@ TEST_CASE("a parameter listed twice, and values or gradients in one place, are n
                     ? "parameter 0 (first) and parameter 1 (first) share memory"
                 : shared == Shared::values
                     ? "parameter 0 (first) and parameter 1 (second) share memory"
-                    : "the gradients of parameter 0 (first) and parameter 1 "
-                      "(second) share memory";
+                : shared == Shared::gradients
+                    ? "the gradients of parameter 0 (first) and parameter 1 "
+                      "(second) share memory"
+                : shared == Shared::gradient_and_own_value
+                    ? "the gradient of parameter 1 (second) shares memory with the value of "
+                      "parameter 1 (second), which its average would overwrite; give"
+                    : "the gradient of parameter 1 (second) shares memory with the value of "
+                      "parameter 0 (first), which its average would overwrite; give";
             std::string const who =
                 is_odd ? "" : joinable::detail::concat("rank ", comm.size() - 1, " failed: ");
             CAPTURE(text);

@@ -48,8 +48,8 @@ void check_distinct(
 );
 
 /// Refuses parameters without a value on `device`, parameters with elements at a null pointer, trained
-/// ones whose elements share memory with each other, and parameters whose values or gradients share memory: they would be averaged and stepped more than
-/// once. Local.
+/// ones whose elements share memory with each other, parameters whose values or gradients share memory, because they would be averaged and stepped more
+/// than once, and gradients of trained ones that lie in values. Local.
 /// Complexity: sorts the parameters; compares those whose address ranges overlap.
 void check_parameters(ParameterList const& list, DeviceId device);
 

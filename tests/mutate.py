@@ -3076,7 +3076,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-bucket-that-got-no-memory-goes-on-without", "participant/sharded/detail/gradients_for_owners.hpp",
-        "Buffer& buffer = buckets_[bucket].buffer;", "Buffer& buffer = buckets_[bucket].buffer;\n        slot.arena = arena;",
+        "slot.arena =\n                arenas_.take(buffer.bytes());", "slot.arena = 0;\n            slot.arena = arenas_.take(buffer.bytes());",
         "participant/sharded_data_parallel.test.cpp", "a bucket that got no memory*",
     ),
     Mutation(

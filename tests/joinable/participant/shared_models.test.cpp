@@ -20,6 +20,7 @@
 
 #include <joinable/any_communicator.hpp>
 #include <joinable/communicator/algorithms/communicator.hpp>
+#include <joinable/communicator/self.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -193,6 +194,19 @@ TEST_CASE("thread ranks behind any transport that train one model are told, too"
     CHECK(seen >= 2 * 4); // at least the last rank of each
 }
 
+/// A rank that counts who has entered.
+struct OneOfThreads : joinable::SelfCommunicator {
+    struct Table final : joinable::detail::ModelTable {
+        void enter(joinable::detail::TrainedMemory const& /*memory*/) override { ++entered; }
+        void leave(joinable::detail::TrainedMemory const& /*memory*/) noexcept override {
+            --entered;
+        }
+        int entered = 0;
+    };
+    joinable::detail::ModelTable* model_table() { return &table; }
+    Table table;
+};
+
 TEST_CASE("memory counts no longer when the ranks have agreed or failed") {
     run_ranks({2, 3}, [](ThreadCommunicator& comm) {
         static Params params = make_params<float>({3}); // one rank after another has it
@@ -208,6 +222,15 @@ TEST_CASE("memory counts no longer when the ranks have agreed or failed") {
             ZeroRedundancyOptimizer const zero{comm, has_it ? params : own, Sgd{}};
         }
     });
+    OneOfThreads self;
+    {
+        Params params = make_params<float>({3});
+        joinable::ParameterList const list = joinable::parameters(params);
+        joinable::detail::ModelEntry entry{self};
+        entry.enter(list, false);
+        CHECK(self.table.entered == 1);
+    }
+    CHECK(self.table.entered == 0);
     // A rank whose exchange never ends leaves as well.
     run_ranks({2}, [](ThreadCommunicator& comm) {
         static Params params = make_params<float>({3});
@@ -230,13 +253,15 @@ TEST_CASE("only ranks of one group, in one exchange, are compared") {
     run_ranks({2}, [](ThreadCommunicator& comm) {
         static Params params = make_params<float>({3});
         joinable::ParameterList const list = joinable::parameters(params);
-        ThreadCommunicator group = comm.split(comm.rank(), 0);
-        joinable::detail::ModelEntry alone{group};
-        alone.enter(list, false);
+        ThreadCommunicator group = comm.split(0, -comm.rank());
+        joinable::detail::ModelEntry of_group{group};
+        if (group.rank() == 1) {
+            of_group.enter(list, false);
+        }
         {
             joinable::detail::ModelEntry first{comm};
-            if (comm.rank() == 0) {
-                first.enter(list, false);
+            if (comm.rank() == 0) { // which is rank 1 of the other group
+                CHECK_NOTHROW(first.enter(list, false));
             }
             comm.barrier();
             if (comm.rank() == 1) {

@@ -12,13 +12,12 @@
 #include <thread>
 #include <vector>
 
-#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/free_port.hpp>
 #include <support/gloo_ranks.hpp>
 #include <support/named_ranks.hpp>
 
@@ -33,11 +32,6 @@ using joinable::GlooCommunicator;
 using joinable::GlooFile;
 using joinable::GlooOptions;
 using joinable::detail::GlooHub;
-
-/// A port that nobody has now.
-std::uint16_t free_port() {
-    return joinable::TcpListener{"127.0.0.1"}.port();
-}
 
 TEST_CASE("ranks meet by a file, in any order, and leave none behind") {
     Folder const folder;
@@ -91,10 +85,7 @@ TEST_CASE("a file that an earlier job left keeps no rank from those of the next 
         Folder const folder;
         std::string const path = folder.file("ranks");
         auto other = joinable::detail::listen_at("127.0.0.1", 0);
-        sockaddr_in at{};
-        socklen_t size = sizeof at;
-        REQUIRE(::getsockname(other.handle(), reinterpret_cast<sockaddr*>(&at), &size) == 0);
-        leave_file(path, ntohs(at.sin_port));
+        leave_file(path, port_of(other));
         Processes processes;
         processes.start([&] {
             other.close();
@@ -123,7 +114,8 @@ TEST_CASE("a file of all users, or a link, is not read, and no other file is wri
     std::string const path = folder.file("ranks");
     GlooOptions options = gloo_options(1, 2, path);
     options.connect_timeout = 100ms;
-    leave_file(path, free_port());
+    FreePort const free;
+    leave_file(path, free.number());
     std::filesystem::permissions(
         path, std::filesystem::perms::others_read, std::filesystem::perm_options::add
     );
@@ -138,7 +130,7 @@ TEST_CASE("a file of all users, or a link, is not read, and no other file is wri
     };
     std::string const text = refusal();
     CHECK(text.find("rank 0 did not write the file ") == 0); // not: did not listen
-    leave_file(folder.file("elsewhere"), free_port());
+    leave_file(folder.file("elsewhere"), free.number());
     std::filesystem::remove(path);
     std::filesystem::create_symlink(folder.file("elsewhere"), path);
     CHECK(refusal() == text);
@@ -155,14 +147,14 @@ TEST_CASE("a file of all users, or a link, is not read, and no other file is wri
     CHECK(!std::filesystem::exists(folder.file("precious")));
     CHECK(std::filesystem::is_regular_file(folder.file("elsewhere")));
     if (::geteuid() == 0) {
-        leave_file(path, free_port());
+        leave_file(path, free.number());
         REQUIRE(::chown(path.c_str(), 12345, 12345) == 0);
         CHECK(refusal() == text);
     }
 }
 
 TEST_CASE("ranks meet at a port of rank 0, and by what a launcher says") {
-    std::uint16_t const port = free_port();
+    FreePort const free;
     Processes processes;
     for (int rank = 0; rank < 3; ++rank) {
         processes.start([&] {
@@ -170,7 +162,12 @@ TEST_CASE("ranks meet at a port of rank 0, and by what a launcher says") {
                 .rank = rank,
                 .size = 3,
                 .store =
-                    GlooHub{.job = "a test", .address = "127.0.0.1", .port = port, .secret = "s"}
+                    GlooHub{
+                        .job = "a test",
+                        .address = "127.0.0.1",
+                        .port = free.number(),
+                        .secret = "s"
+                    }
             }};
             comm.barrier();
         });
@@ -178,7 +175,8 @@ TEST_CASE("ranks meet at a port of rank 0, and by what a launcher says") {
     for (int rank = 0; rank < 3; ++rank) {
         CHECK(processes.wait() == 0);
     }
-    std::string const next = std::to_string(free_port());
+    FreePort const free_too;
+    std::string const next = std::to_string(free_too.number());
     for (int rank = 0; rank < 2; ++rank) {
         processes.start([&] {
             ::setenv("JOINABLE_RANK", std::to_string(rank).c_str(), 1);

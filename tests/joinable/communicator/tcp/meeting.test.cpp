@@ -33,6 +33,7 @@
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/free_port.hpp>
 #include <support/tcp_ranks.hpp>
 #include <support/volume.hpp>
 #include <support/wait_until.hpp>
@@ -76,13 +77,6 @@ Socket raw_connection(std::uint16_t port) {
 TcpJob test_job(int size) {
     TcpOptions const options = tcp_options(0, size);
     return {size, options.job, options.secret};
-}
-/// Where it listens.
-std::uint16_t port_of(Socket const& socket) {
-    sockaddr_in at{};
-    socklen_t size = sizeof at;
-    REQUIRE(::getsockname(socket.handle(), reinterpret_cast<sockaddr*>(&at), &size) == 0);
-    return ntohs(at.sin_port);
 }
 /// What rank 0 answers, up to the end of the connection.
 std::string answer(Socket const& socket) {
@@ -531,21 +525,6 @@ TEST_CASE("ranks that do not come are named on all that wait for them") {
         );
     });
 }
-
-/// A port that nobody listens at until a rank 0 does, and that the system gives to nobody else.
-class FreePort {
-public:
-    FreePort() : socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)} {
-        socket_.set(SOL_SOCKET, SO_REUSEADDR, 1); // as rank 0 sets it: then both may have it
-        sockaddr_in at{};
-        at.sin_family = AF_INET;
-        REQUIRE(::bind(socket_.handle(), reinterpret_cast<sockaddr*>(&at), sizeof at) == 0);
-    }
-    [[nodiscard]] std::uint16_t number() const { return port_of(socket_); }
-
-private:
-    Socket socket_;
-};
 
 TEST_CASE("a rank 0 that never listens is named, and one that listens late is found") {
     FreePort const free;

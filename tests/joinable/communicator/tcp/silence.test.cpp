@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/free_port.hpp>
 #include <support/ranks.hpp>
 #include <support/wait_until.hpp>
 
@@ -72,11 +73,7 @@ TEST_CASE("a process that is forked while a connection is made does not keep it"
 struct Connection {
     Connection() {
         Socket const listener = joinable::detail::listen_at("127.0.0.1", 0);
-        sockaddr_in at{};
-        socklen_t size = sizeof at;
-        auto* const address = reinterpret_cast<sockaddr*>(&at);
-        REQUIRE(::getsockname(listener.handle(), address, &size) == 0);
-        near = joinable::detail::connect_to("127.0.0.1", ntohs(at.sin_port), Clock::now() + 30s, 1);
+        near = joinable::detail::connect_to("127.0.0.1", port_of(listener), Clock::now() + 30s, 1);
         far = Socket{::accept4(listener.handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
         REQUIRE(far.is_open());
         prepare_connection(far);
@@ -173,16 +170,13 @@ TEST_CASE("a rank out of reach is named where ranks meet, and rank 0 by the rank
     Watchdog const watchdog{2};
     joinable::detail::TcpJob const job{2, "a test", "of the test"};
     Socket listener = joinable::detail::listen_at("127.0.0.1", 0);
-    sockaddr_in at{};
-    socklen_t size = sizeof at;
-    REQUIRE(::getsockname(listener.handle(), reinterpret_cast<sockaddr*>(&at), &size) == 0);
+    std::uint16_t const port = port_of(listener);
     int ends[2];
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
     joinable::detail::Hub hub{std::move(listener), Socket{ends[1]}, job, {.silence = 200ms}};
     std::jthread const thread{[&] { hub.run(); }};
     joinable::detail::TcpRank zero{Socket{ends[0]}, 0, 2, 60s};
-    Socket socket =
-        joinable::detail::connect_rank(1, job, "127.0.0.1", ntohs(at.sin_port), Clock::now() + 30s);
+    Socket socket = joinable::detail::connect_rank(1, job, "127.0.0.1", port, Clock::now() + 30s);
     int const handle = socket.handle();
     joinable::detail::TcpRank one{std::move(socket), 1, 2, 60s, {}, {.silence = 200ms}};
     zero.meet("");

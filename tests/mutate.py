@@ -2833,8 +2833,8 @@ MUTATIONS = [
     ),
     Mutation(
         "groups-do-not-share-the-load", "participant/sharded/optimizer.hpp",
-        "group.first = parameter_count();",
-        "group.first = parameter_count();\n        std::fill(loads_.begin(), loads_.end(), std::size_t{0});",
+        "group.first = detail::parameter_count(groups_);",
+        "group.first = detail::parameter_count(groups_);\n        std::fill(loads_.begin(), loads_.end(), std::size_t{0});",
         "participant/zero_redundancy_optimizer.test.cpp", "parameters are dealt out*",
     ),
     Mutation(
@@ -3200,13 +3200,13 @@ MUTATIONS = [
     ),
     Mutation(
         "a-training-resumes-with-any-number-of-rules", "participant/sharded/optimizer.hpp",
-        "if (rules.size() != groups_.size() || steps.size() != parameter_count()) {",
-        "if (steps.size() != parameter_count()) {",
+        "if (rules.size() != groups_.size() || steps.size() != detail::parameter_count(groups_)) {",
+        "if (steps.size() != detail::parameter_count(groups_)) {",
         "participant/zero_redundancy_optimizer.test.cpp", "settings and counts*",
     ),
     Mutation(
         "a-training-resumes-with-any-number-of-counts", "participant/sharded/optimizer.hpp",
-        "if (rules.size() != groups_.size() || steps.size() != parameter_count()) {",
+        "if (rules.size() != groups_.size() || steps.size() != detail::parameter_count(groups_)) {",
         "if (rules.size() != groups_.size()) {",
         "participant/zero_redundancy_optimizer.test.cpp", "settings and counts*",
     ),

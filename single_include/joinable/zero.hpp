@@ -3871,6 +3871,10 @@ struct ShardGroup {
     }
 };
 
+[[nodiscard]] inline std::size_t parameter_count(std::span<ShardGroup const> groups) noexcept {
+    return groups.empty() ? 0 : groups.back().first + groups.back().parameters.size();
+}
+
 /// The names of a shard's arrays, masters last.
 std::vector<std::string>
 array_names(std::span<std::string_view const> names, StateArrays const& state);
@@ -5988,24 +5992,19 @@ public:
         if (detail::words_of(state) == nullptr) {
             return; // in a guard it steps with some of the ranks only
         }
-        bool is_same = used_.size() == rules.size() * sizeof(Settings);
-        for (std::size_t group = 0; is_same && group < rules.size(); ++group) {
-            is_same = std::memcmp(
-                          used_.data() + group * sizeof(Settings),
-                          &settings_of(rules[group]),
-                          sizeof(Settings)
-                      ) == 0;
+        std::size_t const bytes = rules.size() * sizeof(Settings);
+        bool is_same = used_.size() == bytes;
+        used_.resize(bytes);
+        for (std::size_t group = 0; group < rules.size(); ++group) {
+            std::byte* const used = used_.data() + group * sizeof(Settings);
+            Settings const& now = settings_of(rules[group]);
+            if (std::memcmp(used, &now, sizeof now) != 0) {
+                is_same = false;
+                std::memcpy(used, &now, sizeof now);
+            }
         }
         if (!is_same) {
             list_of_used_ = {};
-            used_.resize(rules.size() * sizeof(Settings));
-            for (std::size_t group = 0; group < rules.size(); ++group) {
-                std::memcpy(
-                    used_.data() + group * sizeof(Settings),
-                    &settings_of(rules[group]),
-                    sizeof(Settings)
-                );
-            }
             agree_on_rules(list_of_used_, rules);
             hash_of_used_ = list_of_used_.hash_from(0);
         }
@@ -6078,7 +6077,9 @@ public:
         together([&] {
             messages.emplace(groups, device_of(comm));
             if (is_root) {
-                state = {{rules.begin(), rules.end()}, std::vector<Parameter>(count_of(groups))};
+                state = {
+                    {rules.begin(), rules.end()}, std::vector<Parameter>(parameter_count(groups))
+                };
                 for (std::size_t k = 0; k < groups.size(); ++k) {
                     auto const names = state_names_of(rules[k]);
                     make_tensors<Parameter>(groups[k], names, state.parameters);
@@ -6147,10 +6148,6 @@ public:
 private:
     using Parameter = typename OptimizerState<Rule>::Parameter;
 
-    [[nodiscard]] static std::size_t count_of(std::span<ShardGroup const> groups) noexcept {
-        return groups.empty() ? 0 : groups.back().first + groups.back().parameters.size();
-    }
-
     static void check_rank(char const* name, int rank, int size) {
         if (rank < 0 || rank >= size) {
             throw ContractViolation{
@@ -6161,7 +6158,7 @@ private:
 
     /// Throws ContractViolation unless the state fits the groups.
     static void check(OptimizerState<Rule> const& state, std::span<ShardGroup const> groups) {
-        std::size_t const parameters = count_of(groups);
+        std::size_t const parameters = parameter_count(groups);
         if (state.rules.size() != groups.size() || state.parameters.size() != parameters) {
             throw ContractViolation{concat(
                 "the state is of ",
@@ -6322,12 +6319,12 @@ public:
     /// @throws ContractViolation  there is not one rule for each group and one count for each
     ///         parameter; nothing was changed.
     void resume(std::vector<detail::SettingsOf<Rule>> rules, std::span<std::uint64_t const> steps) {
-        if (rules.size() != groups_.size() || steps.size() != parameter_count()) {
+        if (rules.size() != groups_.size() || steps.size() != detail::parameter_count(groups_)) {
             throw ContractViolation{detail::concat(
                 "resume() takes a rule for each of ",
                 groups_.size(),
                 " groups and a step count for each of ",
-                parameter_count(),
+                detail::parameter_count(groups_),
                 " parameters, but was given ",
                 rules.size(),
                 " rules and ",
@@ -6865,7 +6862,9 @@ private:
             OptimizerState<Rule> former = state_.take();
             state = {
                 std::move(former.rules),
-                std::vector<typename OptimizerState<Rule>::Parameter>(parameter_count())
+                std::vector<typename OptimizerState<Rule>::Parameter>(
+                    detail::parameter_count(groups_)
+                )
             };
             for (std::size_t k = 0; k < groups_.size(); ++k) {
                 std::span const all{state.parameters};
@@ -6898,7 +6897,7 @@ private:
         detail::check_group<Rule>(
             group.parameters, rule, choices, groups_, options_, sharding_, device(), comm_.size()
         );
-        group.first = parameter_count();
+        group.first = detail::parameter_count(groups_);
         if constexpr (!detail::takes_parameters<Rule>) {
             detail::check_rule(rule);
         }
@@ -6930,10 +6929,6 @@ private:
         group.gradients.reserve(detail::reduces_to_owners(sharding_) ? 0 : group.parameters.size());
         make_arenas(group);
         groups_.reserve(groups_.size() + 1);
-    }
-
-    [[nodiscard]] std::size_t parameter_count() const noexcept {
-        return groups_.empty() ? 0 : groups_.back().first + groups_.back().parameters.size();
     }
 
     /// Allocates memory for the largest packed bucket and for messages.

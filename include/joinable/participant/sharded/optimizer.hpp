@@ -188,12 +188,12 @@ public:
     /// @throws ContractViolation  there is not one rule for each group and one count for each
     ///         parameter; nothing was changed.
     void resume(std::vector<detail::SettingsOf<Rule>> rules, std::span<std::uint64_t const> steps) {
-        if (rules.size() != groups_.size() || steps.size() != parameter_count()) {
+        if (rules.size() != groups_.size() || steps.size() != detail::parameter_count(groups_)) {
             throw ContractViolation{detail::concat(
                 "resume() takes a rule for each of ",
                 groups_.size(),
                 " groups and a step count for each of ",
-                parameter_count(),
+                detail::parameter_count(groups_),
                 " parameters, but was given ",
                 rules.size(),
                 " rules and ",
@@ -731,7 +731,9 @@ private:
             OptimizerState<Rule> former = state_.take();
             state = {
                 std::move(former.rules),
-                std::vector<typename OptimizerState<Rule>::Parameter>(parameter_count())
+                std::vector<typename OptimizerState<Rule>::Parameter>(
+                    detail::parameter_count(groups_)
+                )
             };
             for (std::size_t k = 0; k < groups_.size(); ++k) {
                 std::span const all{state.parameters};
@@ -764,7 +766,7 @@ private:
         detail::check_group<Rule>(
             group.parameters, rule, choices, groups_, options_, sharding_, device(), comm_.size()
         );
-        group.first = parameter_count();
+        group.first = detail::parameter_count(groups_);
         if constexpr (!detail::takes_parameters<Rule>) {
             detail::check_rule(rule);
         }
@@ -796,10 +798,6 @@ private:
         group.gradients.reserve(detail::reduces_to_owners(sharding_) ? 0 : group.parameters.size());
         make_arenas(group);
         groups_.reserve(groups_.size() + 1);
-    }
-
-    [[nodiscard]] std::size_t parameter_count() const noexcept {
-        return groups_.empty() ? 0 : groups_.back().first + groups_.back().parameters.size();
     }
 
     /// Allocates memory for the largest packed bucket and for messages.

@@ -60,6 +60,10 @@ struct ShardGroup {
     }
 };
 
+[[nodiscard]] inline std::size_t parameter_count(std::span<ShardGroup const> groups) noexcept {
+    return groups.empty() ? 0 : groups.back().first + groups.back().parameters.size();
+}
+
 /// The names of a shard's arrays, masters last.
 std::vector<std::string>
 array_names(std::span<std::string_view const> names, StateArrays const& state);

@@ -110,24 +110,19 @@ public:
         if (detail::words_of(state) == nullptr) {
             return; // in a guard it steps with some of the ranks only
         }
-        bool is_same = used_.size() == rules.size() * sizeof(Settings);
-        for (std::size_t group = 0; is_same && group < rules.size(); ++group) {
-            is_same = std::memcmp(
-                          used_.data() + group * sizeof(Settings),
-                          &settings_of(rules[group]),
-                          sizeof(Settings)
-                      ) == 0;
+        std::size_t const bytes = rules.size() * sizeof(Settings);
+        bool is_same = used_.size() == bytes;
+        used_.resize(bytes);
+        for (std::size_t group = 0; group < rules.size(); ++group) {
+            std::byte* const used = used_.data() + group * sizeof(Settings);
+            Settings const& now = settings_of(rules[group]);
+            if (std::memcmp(used, &now, sizeof now) != 0) {
+                is_same = false;
+                std::memcpy(used, &now, sizeof now);
+            }
         }
         if (!is_same) {
             list_of_used_ = {};
-            used_.resize(rules.size() * sizeof(Settings));
-            for (std::size_t group = 0; group < rules.size(); ++group) {
-                std::memcpy(
-                    used_.data() + group * sizeof(Settings),
-                    &settings_of(rules[group]),
-                    sizeof(Settings)
-                );
-            }
             agree_on_rules(list_of_used_, rules);
             hash_of_used_ = list_of_used_.hash_from(0);
         }

@@ -70,7 +70,9 @@ public:
         together([&] {
             messages.emplace(groups, device_of(comm));
             if (is_root) {
-                state = {{rules.begin(), rules.end()}, std::vector<Parameter>(count_of(groups))};
+                state = {
+                    {rules.begin(), rules.end()}, std::vector<Parameter>(parameter_count(groups))
+                };
                 for (std::size_t k = 0; k < groups.size(); ++k) {
                     auto const names = state_names_of(rules[k]);
                     make_tensors<Parameter>(groups[k], names, state.parameters);
@@ -139,10 +141,6 @@ public:
 private:
     using Parameter = typename OptimizerState<Rule>::Parameter;
 
-    [[nodiscard]] static std::size_t count_of(std::span<ShardGroup const> groups) noexcept {
-        return groups.empty() ? 0 : groups.back().first + groups.back().parameters.size();
-    }
-
     static void check_rank(char const* name, int rank, int size) {
         if (rank < 0 || rank >= size) {
             throw ContractViolation{
@@ -153,7 +151,7 @@ private:
 
     /// Throws ContractViolation unless the state fits the groups.
     static void check(OptimizerState<Rule> const& state, std::span<ShardGroup const> groups) {
-        std::size_t const parameters = count_of(groups);
+        std::size_t const parameters = parameter_count(groups);
         if (state.rules.size() != groups.size() || state.parameters.size() != parameters) {
             throw ContractViolation{concat(
                 "the state is of ",

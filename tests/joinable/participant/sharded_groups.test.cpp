@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: BSL-1.0
 // An expert of a group of ranks whose optimizer is dealt out over the group: the values of a Step over it. Groups of
-// processes of which one dies.
+// which a rank throws or dies.
 #include <joinable/join/groups.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <cstddef>
+#include <functional>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <support/all_reducer.hpp>
 #include <support/linear_model.hpp>
 #include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
@@ -33,101 +38,127 @@ constexpr double momentum = 0.75;
     return rate / (1 + 2 * epoch + i);
 }
 
+/// The ranks of this one's group: `of` that follow each other, of which the last group may have fewer.
+struct Group {
+    Group(int rank, int world, int of)
+        : first{rank / of * of}, end{(std::min)(first + of, world)} {}
+
+    int first;
+    int end;
+
+    [[nodiscard]] int size() const { return end - first; }
+};
+
 TEST_CASE("a sharded optimizer steps the expert of a group, and rests while no rank of it is active"
 ) {
-    run_ranks({4}, [](joinable::ThreadCommunicator& comm) {
-        auto group = comm.split(comm.rank() / 2, comm.rank());
-        for (int seed = 0; seed < 16; ++seed) {
-            auto const inputs_of = [seed](int rank) {
-                return (seed >> rank) % 2 + rank * seed % 4;
-            };
+    auto const check = [](auto& comm, bool has_all) {
+        for (int const of : {2, 3}) {
+            Group const ranks{comm.rank(), comm.size(), of};
+            auto group = comm.split(ranks.first, comm.rank());
+            for (int seed = 0; seed < 16; seed += has_all && of == 2 ? 1 : 5) {
+                auto const inputs_of = [seed](int rank) {
+                    return (seed >> rank) % 2 + rank * seed % 4;
+                };
+                auto shared = make_params<double>({1}, 1.0);
+                auto expert = make_params<double>({3}, 2.0);
+                joinable::DistributedDataParallel of_all{comm, shared};
+                joinable::DistributedDataParallel of_group{group, expert};
+                joinable::ZeroRedundancyOptimizer zero{
+                    group, expert, joinable::Sgd{.learning_rate = rate, .momentum = momentum}
+                };
+                joinable::Step step{comm, [&] { shared[0].value[0] -= rate * shared[0].g(0); }};
+                for (int epoch = 0; epoch < 2; ++epoch) {
+                    joinable::Join guard{
+                        participants(of_all, of_group, step, zero), joinable::groups_of(comm)
+                    };
+                    for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+                        drop_gradients(shared);
+                        drop_gradients(expert);
+                        of_all.forward([] {});
+                        of_all.backward([&](auto ready) {
+                            add_gradient(shared[0], 1.0);
+                            ready(0);
+                        });
+                        of_group.forward([] {});
+                        of_group.backward([&](auto ready) {
+                            add_gradient(expert[0], 1.0 + comm.rank() + i);
+                            ready(0);
+                        });
+                        step.step();
+                        zero.rule().learning_rate = rate_of(epoch, i);
+                        zero.step();
+                    }
+                }
+                double value = 2.0;
+                double velocity = 0.0;
+                for (int epoch = 0; epoch < 2; ++epoch) {
+                    for (int i = 0;; ++i) {
+                        double sum = 0;
+                        for (int rank = ranks.first; rank < ranks.end; ++rank) {
+                            sum += i < inputs_of(rank) ? 1.0 + rank + i : 0.0;
+                        }
+                        if (sum == 0) {
+                            break; // no rank of the group is active
+                        }
+                        velocity = momentum * velocity + sum / ranks.size();
+                        value -= rate_of(epoch, i) * velocity;
+                    }
+                }
+                CAPTURE(seed);
+                CAPTURE(of);
+                CHECK(expert[0].value[0] == doctest::Approx(value).epsilon(1e-12));
+                CHECK(expert[0].value[2] == doctest::Approx(value).epsilon(1e-12));
+            }
+        }
+    };
+    run_participants({1, 2, 3, 4, 8}, [&](auto& comm) { check(comm, comm.size() == 4); });
+    run_process_ranks({1, 2, 3, 4, 8}, [&](auto& comm) { check(comm, false); });
+}
+
+TEST_CASE("ranks of a group step by the settings of its lowest active rank") {
+    run_participants(
+        {3, 4, 8},
+        [](joinable::ThreadCommunicator& comm) { // a group of all would compare them
+            Group const ranks{comm.rank(), comm.size(), 2 + comm.size() / 8};
+            auto group = comm.split(ranks.first, comm.rank());
             auto shared = make_params<double>({1}, 1.0);
-            auto expert = make_params<double>({3}, 2.0);
+            auto expert = make_params<double>({4, 4}, 2.0);
             joinable::DistributedDataParallel of_all{comm, shared};
             joinable::DistributedDataParallel of_group{group, expert};
             joinable::ZeroRedundancyOptimizer zero{
                 group, expert, joinable::Sgd{.learning_rate = rate, .momentum = momentum}
             };
-            joinable::Step step{comm, [&] { shared[0].value[0] -= rate * shared[0].g(0); }};
-            for (int epoch = 0; epoch < 2; ++epoch) {
-                joinable::Join guard{
-                    participants(of_all, of_group, step, zero), joinable::groups_of(comm)
-                };
-                for (int i = 0; i < inputs_of(comm.rank()); ++i) {
-                    drop_gradients(shared);
-                    drop_gradients(expert);
-                    of_all.forward([] {});
-                    of_all.backward([&](auto ready) {
-                        add_gradient(shared[0], 1.0);
-                        ready(0);
-                    });
-                    of_group.forward([] {});
-                    of_group.backward([&](auto ready) {
-                        add_gradient(expert[0], 1.0 + comm.rank() + i);
-                        ready(0);
-                    });
-                    step.step();
-                    zero.rule().learning_rate = rate_of(epoch, i);
-                    zero.step();
+            joinable::Step step{comm, [] {}};
+            joinable::Join guard{
+                participants(of_all, of_group, step, zero), joinable::groups_of(comm)
+            };
+            of_all.forward([] {});
+            of_all.backward([&](auto ready) {
+                add_gradient(shared[0], 1.0);
+                ready(0);
+            });
+            of_group.forward([] {});
+            of_group.backward([&](auto ready) {
+                for (std::size_t p = 0; p < expert.size(); ++p) {
+                    add_gradient(expert[p], 1.0);
+                    ready(p);
                 }
-            }
-            double value = 2.0;
-            double velocity = 0.0;
-            int const first = comm.rank() / 2 * 2;
-            for (int epoch = 0; epoch < 2; ++epoch) {
-                for (int i = 0; i < inputs_of(first) || i < inputs_of(first + 1); ++i) {
-                    double sum = 0;
-                    for (int rank = first; rank < first + 2; ++rank) {
-                        sum += i < inputs_of(rank) ? 1.0 + rank + i : 0.0;
-                    }
-                    velocity = momentum * velocity + sum / 2;
-                    value -= rate_of(epoch, i) * velocity;
-                }
-            }
-            CAPTURE(seed);
-            CHECK(expert[0].value[0] == doctest::Approx(value).epsilon(1e-12));
-            CHECK(expert[0].value[2] == doctest::Approx(value).epsilon(1e-12));
+            });
+            step.step();
+            zero.rule().learning_rate = 0.5 + comm.rank(); // 0.5 and 1.5, 2.5 and 3.5
+            zero.step();
+            guard.finish();
+            double const expected = 2.0 - (0.5 + ranks.first);
+            CHECK(expert[0].value[0] == expected);
+            CHECK(expert[1].value[3] == expected);
         }
-    });
-}
-
-TEST_CASE("ranks of a group step by the settings of its lowest active rank") {
-    run_ranks({4}, [](joinable::ThreadCommunicator& comm) {
-        auto group = comm.split(comm.rank() / 2, comm.rank());
-        auto shared = make_params<double>({1}, 1.0);
-        auto expert = make_params<double>({4, 4}, 2.0);
-        joinable::DistributedDataParallel of_all{comm, shared};
-        joinable::DistributedDataParallel of_group{group, expert};
-        joinable::ZeroRedundancyOptimizer zero{
-            group, expert, joinable::Sgd{.learning_rate = rate, .momentum = momentum}
-        };
-        joinable::Step step{comm, [] {}};
-        joinable::Join guard{participants(of_all, of_group, step, zero), joinable::groups_of(comm)};
-        of_all.forward([] {});
-        of_all.backward([&](auto ready) {
-            add_gradient(shared[0], 1.0);
-            ready(0);
-        });
-        of_group.forward([] {});
-        of_group.backward([&](auto ready) {
-            for (std::size_t p = 0; p < expert.size(); ++p) {
-                add_gradient(expert[p], 1.0);
-                ready(p);
-            }
-        });
-        step.step();
-        zero.rule().learning_rate = 0.5 + comm.rank(); // 0.5 and 1.5, 2.5 and 3.5
-        zero.step();
-        guard.finish();
-        double const expected = 2.0 - (0.5 + comm.rank() / 2 * 2);
-        CHECK(expert[0].value[0] == expected);
-        CHECK(expert[1].value[3] == expected);
-    });
+    );
 }
 
 TEST_CASE("a model that deals its state and gradients out may be an expert, and steps by itself") {
-    run_ranks({4}, [](joinable::ThreadCommunicator& comm) {
-        auto group = comm.split(comm.rank() / 2, comm.rank());
+    auto const check = [](auto& comm) {
+        Group const ranks{comm.rank(), comm.size(), 2 + comm.size() / 8};
+        auto group = comm.split(ranks.first, comm.rank());
         auto shared = make_params<double>({1}, 1.0);
         auto expert = make_params<double>({4}, 2.0);
         joinable::DistributedDataParallel of_all{comm, shared};
@@ -156,49 +187,154 @@ TEST_CASE("a model that deals its state and gradients out may be an expert, and 
             step.step();
         }
         guard.finish();
-        // The second rank of a pair has one batch more, which counts half.
-        double const expected = 2.0 - rate * (1 + comm.rank() / 2 * 2 + 0.5);
-        CHECK(expert[0].value[1] == expected);
+        double batches = 0; // of the group, of which each counts as one of its ranks
+        for (int rank = ranks.first; rank < ranks.end; ++rank) {
+            batches += 1 + rank;
+        }
+        double const expected = 2.0 - rate * batches / ranks.size();
+        CHECK(expert[0].value[1] == doctest::Approx(expected).epsilon(1e-12));
+    };
+    run_participants({1, 2, 3, 4, 8}, check);
+    run_process_ranks({1, 2, 3, 4, 8}, check);
+}
+
+enum class Point { between_rounds, in_pass_of_all, in_pass_of_group, in_step_of_group };
+constexpr Point all_points[] = {
+    Point::between_rounds, Point::in_pass_of_all, Point::in_pass_of_group, Point::in_step_of_group
+};
+
+/// A plain rule that calls a function whenever its owner steps.
+struct Owner {
+    std::function<void()> before_step;
+    double rate = 0.5;
+
+    double& settings() { return rate; }
+    void step(joinable::WholeParameter const& parameter) const {
+        before_step();
+        auto const value = parameter.value.as<double>();
+        auto const gradient = parameter.gradient.as<double>();
+        for (std::size_t k = 0; k < parameter.value.numel(); ++k) {
+            value(k) -= rate * gradient(k);
+        }
+    }
+};
+
+/// Rank r has r + 1 batches. The culprit calls fail() at a point of its last one, when lower ranks have joined.
+template <class Comm>
+void train_until(Comm& comm, Comm& group, Point point, int culprit, std::function<void()> fail) {
+    bool is_last = false;
+    auto const at = [&](Point here) {
+        if (is_last && here == point) {
+            fail();
+        }
+    };
+    auto shared = make_params<double>({1}, 1.0);
+    auto expert = make_params<double>({2, 2, 2, 2}, 2.0); // each rank of a group owns some
+    joinable::DistributedDataParallel of_all{comm, shared};
+    joinable::DistributedDataParallel of_group{group, expert};
+    joinable::ZeroRedundancyOptimizer zero{group, expert, Owner{[&] {
+                                               at(Point::in_step_of_group);
+                                           }}};
+    joinable::Step step{comm, [] {}};
+    joinable::Join guard{participants(of_all, of_group, step, zero), joinable::groups_of(comm)};
+    for (int i = 0; i <= comm.rank(); ++i) {
+        is_last = comm.rank() == culprit && i == culprit;
+        at(Point::between_rounds);
+        of_all.forward([] {});
+        of_all.backward([&](auto ready) {
+            at(Point::in_pass_of_all);
+            add_gradient(shared[0], 1.0);
+            ready(0);
+        });
+        of_group.forward([] {});
+        of_group.backward([&](auto ready) {
+            for (std::size_t p = expert.size(); p-- > 0;) {
+                add_gradient(expert[p], 1.0);
+                ready(p);
+                at(Point::in_pass_of_group);
+            }
+        });
+        step.step();
+        zero.step();
+    }
+    guard.finish();
+}
+
+/// Calls run(world, point, culprit): two groups of about half of the ranks, and the first, a middle or the last rank.
+template <class Run>
+void at_all_points(std::initializer_list<int> worlds, Run const& run) {
+    for (int const world : worlds) {
+        for (Point const point : all_points) {
+            for (int const culprit : {0, world / 2, world - 1}) {
+                if (culprit == world / 2 && world != 8) {
+                    continue;
+                }
+                CAPTURE(world);
+                CAPTURE(static_cast<int>(point));
+                CAPTURE(culprit);
+                run(world, point, culprit);
+            }
+        }
+    }
+}
+
+TEST_CASE("a rank that throws at any point of groups whose optimizer is dealt out ends all ranks") {
+    at_all_points({2, 3, 4, 8}, [](int world, Point point, int culprit) {
+        auto const check = [&](auto& outer) {
+            // The control communicator and the group have no abort in common.
+            auto comm = outer.split(0, outer.rank());
+            auto group = outer.split(outer.rank() / ((world + 1) / 2), outer.rank());
+            auto const run = [&] {
+                train_until(comm, group, point, culprit, [] {
+                    throw std::runtime_error{"disk on fire"};
+                });
+            };
+            if (comm.rank() == culprit) {
+                CHECK_THROWS_WITH_AS(run(), "disk on fire", std::runtime_error);
+            } else {
+                auto const error = thrown_by<joinable::PeerFailed>(run);
+                int const first =
+                    error.is_renumbered() ? comm.rank() - group.rank() : 0; // a group's numbers
+                CHECK(first + error.rank() == culprit);
+                bool const has_text =
+                    point != Point::between_rounds; // nothing catches it in the guard
+                CHECK(
+                    (std::string{error.what()}.find("disk on fire") != std::string::npos) ==
+                    has_text
+                );
+            }
+            bool const stays_usable = point == Point::between_rounds;
+            CHECK(comm.is_aborted() == !stays_usable);
+            CHECK(group.is_aborted() == !stays_usable);
+            if (stays_usable) {
+                comm.barrier();
+                group.barrier();
+            }
+        };
+        run_participants({world}, check);
+        if (world == 3 || world == 8) {
+            run_process_ranks({world}, check);
+        }
     });
 }
 
 TEST_CASE("a rank that dies at any point ends the other ranks of all groups") {
-    enum class Point { between_rounds, in_part_of_all, in_part_of_group };
-    for (Point const point :
-         {Point::between_rounds, Point::in_part_of_all, Point::in_part_of_group}) {
-        for (int const culprit : {0, 1, 3}) {
-            CAPTURE(static_cast<int>(point));
-            CAPTURE(culprit);
-            Shared<std::atomic<int>> told;
-            auto const body = [&](joinable::ProcessCommunicator& comm) {
-                auto group = comm.split(comm.rank() / 2, comm.rank());
-                auto const die_at = [&](Point here) {
-                    if (comm.rank() == culprit && here == point) {
-                        std::raise(SIGKILL);
-                    }
-                };
-                AllReducer of_all{comm};
-                AllReducer of_group{group};
-                of_all.before_reduction = [&](auto const&) { die_at(Point::in_part_of_all); };
-                of_group.before_reduction = [&](auto const&) { die_at(Point::in_part_of_group); };
-                auto const run = [&] {
-                    joinable::Join guard{participants(of_all, of_group), joinable::groups_of(comm)};
-                    for (int i = 0; i < 1 + comm.rank(); ++i) {
-                        of_all();
-                        of_group();
-                        die_at(Point::between_rounds);
-                    }
-                };
-                static_cast<void>(thrown_by<joinable::PeerFailed>(run));
-                CHECK(comm.is_aborted());
-                CHECK(comm.abort_reason().value().ranks == std::vector{culprit});
-                CHECK(group.is_aborted());
-                ++*told;
+    at_all_points({2, 3, 4, 8}, [](int world, Point point, int culprit) {
+        Shared<std::atomic<int>> told;
+        auto const body = [&](joinable::ProcessCommunicator& comm) {
+            auto group = comm.split(comm.rank() / ((world + 1) / 2), comm.rank());
+            auto const run = [&] {
+                train_until(comm, group, point, culprit, [] { std::raise(SIGKILL); });
             };
-            CHECK_THROWS_AS(run_process_ranks({4}, body), joinable::PeerFailed);
-            CHECK(*told == 3);
-        }
-    }
+            static_cast<void>(thrown_by<joinable::PeerFailed>(run));
+            CHECK(comm.is_aborted());
+            CHECK(comm.abort_reason().value().ranks == std::vector{culprit});
+            CHECK(group.is_aborted());
+            ++*told;
+        };
+        CHECK_THROWS_AS(run_process_ranks({world}, body), joinable::PeerFailed);
+        CHECK(*told == world - 1);
+    });
 }
 
 } // namespace

@@ -3,8 +3,10 @@
 #include <joinable/participant/share_parameters.hpp>
 
 #include <atomic>
+#include <csignal>
 #include <cstddef>
 #include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +17,9 @@
 #include <support/linear_model.hpp>
 #include <support/numbers.hpp>
 #include <support/process_ranks.hpp>
+#include <support/shared.hpp>
+#include <support/thrown_by.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/communicator/self.hpp>
@@ -133,7 +138,7 @@ TEST_CASE("a handle of shared values opens them in another process") {
 }
 
 TEST_CASE("values that cannot be moved are refused in a sentence, and stay where they are") {
-    run_ranks({1, 2, 3}, [](joinable::ThreadCommunicator& comm) {
+    run_ranks({1, 2, 3, 4, 8}, [](joinable::ThreadCommunicator& comm) {
         auto plain = make_params<float>({3, 2}, 1.0F);
         plain[0].name = "fc.weight";
         CHECK(
@@ -154,7 +159,7 @@ TEST_CASE("values that cannot be moved are refused in a sentence, and stay where
 }
 
 TEST_CASE("what one rank cannot share, all ranks hear of") {
-    run_all_ranks({2, 3}, [](auto& comm) {
+    run_all_ranks({2, 3, 4, 8}, [](auto& comm) {
         bool const is_last = comm.rank() == comm.size() - 1;
         std::string const last = "rank " + std::to_string(comm.size() - 1);
         auto const refusal = [&](std::vector<GatheredParam>& model) {
@@ -197,8 +202,44 @@ TEST_CASE("what one rank cannot share, all ranks hear of") {
     });
 }
 
+TEST_CASE("a process that is killed ends the sharing of others, and what they share stays readable"
+) {
+    for (int const world : groups_of_participants({2, 3, 4, 8})) {
+        for (bool const is_shared : {false, true}) {
+            int const culprit = is_shared ? 0 : world - 1; // rank 0 made the memory
+            CAPTURE(world);
+            CAPTURE(is_shared);
+            Shared<std::atomic<int>> told;
+            auto const body = [&](joinable::ProcessCommunicator& comm) {
+                std::vector<GatheredParam> model = make_model(comm.rank());
+                std::optional<SharedParameters> shared;
+                auto const share = [&] { shared.emplace(share_parameters(comm, model)); };
+                if (is_shared) {
+                    share();
+                }
+                comm.barrier();
+                if (comm.rank() == culprit) {
+                    std::raise(SIGKILL);
+                }
+                auto const error =
+                    thrown_by<joinable::PeerFailed>([&] { is_shared ? comm.barrier() : share(); });
+                *told += error.rank() == culprit ? 1 : 0;
+                if (is_shared) {
+                    CHECK(read(model[0].value) == numbers_of_rank_0(0, 15));
+                }
+                shared.reset();
+                for (GatheredParam const& param : model) {
+                    CHECK(param.releases == param.sets);
+                }
+            };
+            CHECK_THROWS_AS(run_process_ranks({world}, body), joinable::PeerFailed);
+            CHECK(*told == world - 1);
+        }
+    }
+}
+
 TEST_CASE("thread ranks do not share what they share already, nor inside a guard") {
-    run_ranks({2, 3}, [](joinable::ThreadCommunicator& comm) {
+    run_ranks({2, 3, 4, 8}, [](joinable::ThreadCommunicator& comm) {
         std::vector<GatheredParam> model = make_model(comm.rank());
         SharedParameters const shared = share_parameters(comm, model);
         std::string const again = text_of([&] { (void)share_parameters(comm, model); });

@@ -3,6 +3,7 @@
 #include <joinable/compression.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstddef>
 #include <cstring>
@@ -15,6 +16,9 @@
 #include <doctest/doctest.h>
 #include <support/linear_model.hpp>
 #include <support/process_ranks.hpp>
+#include <support/shared.hpp>
+#include <support/thrown_by.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/error.hpp>
@@ -192,23 +196,28 @@ TEST_CASE("the residuals of a reduction move with their parameters") {
 }
 
 TEST_CASE("a process rank that is killed ends the refresh of the others") {
-    for (int const size : {2, 3}) {
+    for (int const size : groups_of_participants({2, 3, 4, 8})) {
+        CAPTURE(size);
+        Shared<std::atomic<int>> told;
         CHECK_THROWS_AS(
             run_process_ranks(
                 {size},
-                [](joinable::ProcessCommunicator& comm) {
+                [&](joinable::ProcessCommunicator& comm) {
                     Training training{comm.rank(), comm.size()};
                     training.add("body", false);
                     DistributedDataParallel ddp{comm, training.listed};
+                    comm.barrier();
                     if (comm.rank() == comm.size() - 1) {
                         std::raise(SIGKILL);
                     }
-                    CHECK_THROWS_AS(ddp.refresh(), joinable::PeerFailed);
+                    auto const error = thrown_by<joinable::PeerFailed>([&] { ddp.refresh(); });
+                    *told += error.rank() == comm.size() - 1 ? 1 : 0;
                     throw joinable::ContractViolation{"the end"};
                 }
             ),
             joinable::PeerFailed
         );
+        CHECK(*told == size - 1);
     }
 }
 

@@ -215,8 +215,8 @@ TEST_CASE("a rank that stays away from a collective of NCCL ends it by the deadl
             }
             auto const wait = [&] { is_away ? rank.control.barrier() : work->synchronize(); };
             CHECK_THROWS_WITH_AS(
-                wait(),
-                "no answer within 0.2 s, while rank 0 waits for a collective",
+                wait(), // "besides, ncclCommAbort failed" where that takes as long again
+                Contains("no answer within 0.2 s, while rank 0 waits for a collective"),
                 joinable::TimedOut
             );
         });

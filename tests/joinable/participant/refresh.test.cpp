@@ -247,7 +247,7 @@ TEST_CASE("a model that freezes, unfreezes and adds between guards trains as a s
 }
 
 TEST_CASE("values of newly trained and added parameters are sent, and those of others are not") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         for (bool const sends : {true, false}) {
             RankModel model{comm.rank()};
             model.add("alpha", 1, false);
@@ -290,7 +290,7 @@ TEST_CASE("values of newly trained and added parameters are sent, and those of o
 }
 
 TEST_CASE("a parameter is known by its name, and without one by where its value is") {
-    over_ranks({1, 2}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         for (bool const has_names : {true, false}) {
             std::deque<Param<double>> params;
             std::vector<Param<double>*> listed;
@@ -324,7 +324,7 @@ TEST_CASE("a parameter is known by its name, and without one by where its value 
 }
 
 TEST_CASE("a layer that replaces one of the same name takes rank 0's values") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         for (bool const is_trained : {true, false}) {
             std::deque<Param<double>> params;
             std::vector<std::vector<Param<double>*>> lists;
@@ -350,7 +350,7 @@ TEST_CASE("a layer that replaces one of the same name takes rank 0's values") {
 }
 
 TEST_CASE("a frozen gradient stays readable in its bucket until it is trained again") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         RankModel model{comm.rank()};
         model.add("alpha", 3, true);
         model.add("body", 2, true);
@@ -374,7 +374,7 @@ TEST_CASE("a frozen gradient stays readable in its bucket until it is trained ag
 }
 
 TEST_CASE("a recorded order and a static graph are forgotten") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         for (bool const is_static : {false, true}) {
             RankModel model{comm.rank()};
             model.add("alpha", 3, true);
@@ -399,7 +399,7 @@ TEST_CASE("a recorded order and a static graph are forgotten") {
 }
 
 TEST_CASE("refresh() outside of where it belongs is refused in a sentence") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         RankModel model{comm.rank()};
         model.add("alpha", 3, true);
         DistributedDataParallel ddp{comm, model.listed};
@@ -420,7 +420,7 @@ TEST_CASE("refresh() outside of where it belongs is refused in a sentence") {
 }
 
 TEST_CASE("an open window is refused on all ranks, unless the gradients were cleared") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         for (bool const on_all : {true, false}) {
             RankModel model{comm.rank()};
             model.add("alpha", 3, true);
@@ -455,7 +455,7 @@ TEST_CASE("an open window is refused on all ranks, unless the gradients were cle
 }
 
 TEST_CASE("ranks that list different models say so, and the model is as it was before") {
-    over_ranks({2, 3}, [](RankCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         SerialTraining serial{comm.size()};
         RankModel model{comm.rank()};
         for (char const* const name : {"alpha", "body"}) {
@@ -503,7 +503,7 @@ TEST_CASE("ranks that list different models say so, and the model is as it was b
 }
 
 TEST_CASE("ranks that know the same list from different ones say so") {
-    over_ranks({2, 3}, [](RankCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         std::deque<Param<double>> params;
         params.emplace_back(2);
         params.emplace_back(2);
@@ -519,7 +519,7 @@ TEST_CASE("ranks that know the same list from different ones say so") {
 }
 
 TEST_CASE("what a rank's engine throws is heard by the others, and the model is as it was before") {
-    over_ranks({2, 3}, [](RankCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         SerialTraining serial{comm.size()};
         RankModel model{comm.rank()};
         serial.add("alpha", 3, true);
@@ -544,7 +544,7 @@ TEST_CASE("refresh() on one rank alone ends at what the others do") {
     if (!compares_collectives) {
         return;
     }
-    over_ranks({2, 3}, [](RankCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         RankModel model{comm.rank()};
         model.add("alpha", 300, true);
         DistributedDataParallel ddp{comm, model.listed};

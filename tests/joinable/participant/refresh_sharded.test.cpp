@@ -317,7 +317,7 @@ TEST_CASE("a sharded model whose parameters change trains as a serial one") {
 
 TEST_CASE("masters of 16 bits move with their parameters, and newly trained values become masters"
 ) {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
             std::vector<StridedParam> params;
             for (int i = 0; i < 3; ++i) {
@@ -348,7 +348,7 @@ TEST_CASE("masters of 16 bits move with their parameters, and newly trained valu
 }
 
 TEST_CASE("values that lie in buckets move to the new ones, and stay where they are frozen") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
             std::vector<StridedParam> engine;
             for (int i = 0; i < 3; ++i) {
@@ -385,7 +385,7 @@ TEST_CASE("values that lie in buckets move to the new ones, and stay where they 
 }
 
 TEST_CASE("state follows parameters without names whose values lie in buckets") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         std::vector<StridedParam> engine;
         for (int i = 0; i < 3; ++i) {
             engine.push_back({{{DType::f64, {5}, {1}}, {DType::f64, {5}, {1}}, {}}});
@@ -413,7 +413,7 @@ TEST_CASE("state follows parameters without names whose values lie in buckets") 
 }
 
 TEST_CASE("groups are refreshed with their settings, from one list each") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         RankModel model{comm.rank(), comm.size()};
         model.add("alpha", 3, true);
         model.add("body", 2, true);
@@ -495,7 +495,7 @@ TEST_CASE("a group whose values could not be sent leaves nothing, and may be add
 }
 
 TEST_CASE("owners that were chosen at the start are those of as many parameters") {
-    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         SerialTraining serial{comm.size()};
         RankModel model = make_model(comm, serial);
         std::vector<int> const owners(model.listed.size(), comm.size() - 1);
@@ -521,7 +521,7 @@ TEST_CASE("owners that were chosen at the start are those of as many parameters"
 }
 
 TEST_CASE("a sharded optimizer refuses what belongs elsewhere, and is as it was before") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
             SerialTraining serial{comm.size()};
             RankModel model = make_model(comm, serial);
@@ -567,7 +567,7 @@ TEST_CASE("a sharded optimizer refuses what belongs elsewhere, and is as it was 
 }
 
 TEST_CASE("a sharded model refuses an open window, and parts of values") {
-    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         SerialTraining serial{comm.size()};
         RankModel model = make_model(comm, serial);
         ShardedDataParallel sharded{comm, model.listed, adam, {.sharding = Sharding::gradients}};

@@ -63,7 +63,7 @@ template <class Body>
 void run_with(char const* words, Body const& body) {
     EnvironmentVariable const set{variable, words};
     run_ranks({1, 2, 3, 4, 8}, body);
-    run_process_ranks({1, 2, 3}, body);
+    run_process_ranks({1, 2, 3, 4, 8}, body);
 }
 
 TEST_CASE("JOINABLE_CHECK has words with commas between them, and an unknown one is refused") {
@@ -158,7 +158,7 @@ TEST_CASE("with JOINABLE_CHECK=replicas ranks compare in each round, or as often
 TEST_CASE(
     "ranks with other words in JOINABLE_CHECK are told, and so are those beside an unknown word"
 ) {
-    run_process_ranks({2, 3}, [](auto& comm) {
+    run_process_ranks({2, 3, 4, 8}, [](auto& comm) {
         auto params = make_params<double>({3});
         auto const failure = [&](char const* words, auto const& make) {
             EnvironmentVariable const set{variable, comm.rank() == 1 ? words : "ready"};

@@ -376,7 +376,7 @@ TEST_CASE("what measured costs choose is within 20 % of the fastest plan on the 
 }
 
 TEST_CASE("a rank that fails while costs are measured fails the others") {
-    run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         // Before it measures, in the first message, and later.
         int const last = comm.size() - 1;
         for (int const sends : {0, 1, 20}) {

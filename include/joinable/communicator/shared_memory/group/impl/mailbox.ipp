@@ -3,7 +3,6 @@
 
 #include <joinable/communicator/shared_memory/group/mailbox.hpp>
 
-
 namespace joinable { inline namespace v0 { namespace detail {
 
 JOINABLE_DEFINITION PendingMessage& write_message(

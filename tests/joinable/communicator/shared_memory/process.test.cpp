@@ -561,14 +561,20 @@ TEST_CASE("no rank, no group of processes") {
     CHECK_THROWS_AS(joinable::run_processes(-3, [](auto&) {}), joinable::ContractViolation);
 }
 
-/// A thread that waits until it is destroyed, as those of OpenMP do after a loop.
+/// A thread that waits until it is destroyed, as those of OpenMP do after a loop. It has begun when this is made: a
+/// sanitizer's allocator may be locked while a thread begins, and stays so in a process that is forked then.
 class PooledThread {
 public:
+    PooledThread() { wait_until(has_begun_, true); }
     ~PooledThread() { is_over_ = true; }
 
 private:
+    std::atomic<bool> has_begun_{false};
     std::atomic<bool> is_over_{false};
-    std::jthread thread_{[this] { wait_until([this] { return is_over_.load(); }); }};
+    std::jthread thread_{[this] {
+        has_begun_ = true;
+        wait_until(is_over_, true);
+    }};
 };
 
 TEST_CASE(

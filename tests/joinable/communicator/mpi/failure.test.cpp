@@ -22,6 +22,7 @@
 
 #include <doctest/doctest.h>
 #include <support/forked.hpp>
+#include <support/keep_alive.hpp>
 #include <support/mpi_ranks.hpp>
 #include <support/shared.hpp>
 #include <support/tells_reason.hpp>
@@ -622,13 +623,9 @@ TEST_CASE("a rank that does not come is named after the deadline, by waits and b
 
 TEST_CASE("ranks wait for one that says that it is at work") {
     run_mpi_groups({2, 3, 4}, [](MPI_Comm group) {
-        MpiCommunicator comm{group, {.deadline = std::chrono::milliseconds{400}}};
+        MpiCommunicator comm{group, {.deadline = long_deadline}};
         if (comm.rank() == 0) {
-            auto const end = Clock::now() + std::chrono::milliseconds{900};
-            while (Clock::now() < end) {
-                comm.keep_alive();
-                std::this_thread::sleep_for(std::chrono::milliseconds{50});
-            }
+            stay_away_alive(comm);
         }
         int x = 1;
         CHECK_NOTHROW(comm.all_reduce({&x, 1, DType::i32}, ReduceOp::sum).wait());

@@ -1814,6 +1814,22 @@ MUTATIONS = [
         "participant/shared_models.test.cpp", "ranks may share values*",
     ),
     Mutation(
+        "gradients-may-lie-in-values-of-other-groups", "participant/sharded/detail/plan.hpp",
+        "    check_gradients_apart(all);\n", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "a gradient that lies in a value*",
+    ),
+    Mutation(
+        "views-of-other-elements-share-all-that-lies-between", "tensor/impl/overlap.ipp",
+        "std::size_t const unit = size_a == size_b", "if (size_a != size_b) { return true; }\n    std::size_t const unit = size_a == size_b",
+        "tensor/overlap.test.cpp", "interleaved views*",
+    ),
+    Mutation(
+        "broken-measurements-keep-their-reason", "communicator/algorithms/measure_costs.hpp",
+        "abort_if_throws(over_, [&] {\n            return over_.send({sent_.data(), count, DType::f32}, peer);\n        });",
+        "over_.send({sent_.data(), count, DType::f32}, peer);",
+        "communicator/algorithms/measure_costs.test.cpp", "a rank that fails while*",
+    ),
+    Mutation(
         "an-entry-outlives-its-exchange", "communicator/model_table.hpp",
         "~ModelEntry() { leave(); }", "~ModelEntry() {}",
         "participant/shared_models.test.cpp", "memory counts no longer*",

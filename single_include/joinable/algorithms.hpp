@@ -2261,11 +2261,11 @@ private:
         std::size_t const count = bytes / sizeof(float);
         return halved(peer, [&] {
             if (over_.rank() < peer) {
-                over_.send({sent_.data(), count, DType::f32}, peer).wait();
-                over_.receive({received_.data(), count, DType::f32}, peer).wait();
+                wait(send(peer, count));
+                wait(receive(peer, count));
             } else {
-                over_.receive({received_.data(), count, DType::f32}, peer).wait();
-                over_.send({sent_.data(), count, DType::f32}, peer).wait();
+                wait(receive(peer, count));
+                wait(send(peer, count));
             }
         });
     }
@@ -2275,14 +2275,28 @@ private:
     [[nodiscard]] double both_at_once(int peer, F const& meanwhile) {
         return halved(peer, [&] {
             for (int i = 0; i < 2; ++i) {
-                auto receiving =
-                    over_.receive({received_.data(), received_.size(), DType::f32}, peer);
-                auto sending = over_.send({sent_.data(), sent_.size(), DType::f32}, peer);
+                auto receiving = receive(peer, received_.size());
+                auto sending = send(peer, sent_.size());
                 meanwhile();
-                receiving.wait();
-                sending.wait();
+                wait(receiving);
+                wait(sending);
             }
         });
+    }
+    /// The first elements go to or come from `peer`. All ranks hear what a message throws, as from a collective.
+    [[nodiscard]] auto send(int peer, std::size_t count) {
+        return abort_if_throws(over_, [&] {
+            return over_.send({sent_.data(), count, DType::f32}, peer);
+        });
+    }
+    [[nodiscard]] auto receive(int peer, std::size_t count) {
+        return abort_if_throws(over_, [&] {
+            return over_.receive({received_.data(), count, DType::f32}, peer);
+        });
+    }
+    template <class W>
+    void wait(W&& work) {
+        abort_if_throws(over_, [&] { work.wait(); });
     }
     /// As a MessageCommunicator combines.
     void add() {

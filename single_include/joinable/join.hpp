@@ -2097,7 +2097,7 @@ namespace detail {
 /// and padded layouts take only a few steps, because the largest stride leaves few choices.
 class SumsOfStrides {
 public:
-    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 strides.
+    /// Adds a stride that may be taken 0 to `count - 1` times. At most 18 strides.
     void add(std::size_t stride, std::size_t count) noexcept;
 
     /// Merges terms that have the same stride. This keeps the set of possible sums, but not the
@@ -2118,7 +2118,8 @@ private:
 
     void search(std::size_t i, std::size_t total) noexcept;
 
-    std::array<Term, 2 * max_tensor_rank> terms_{};
+    std::array<Term, 2 * max_tensor_rank + 2> terms_{
+    }; ///< dimensions of two views, and their elements' bytes
     std::size_t size_ = 0;
     int wanted_ = 0;
     int steps_ = 0;
@@ -2146,9 +2147,7 @@ template <Tensor T>
 }
 
 /// Whether some element of one tensor may share memory with an element of the other. Local. The
-/// tensors may differ in everything. The answer is exact like `is_overlapping` if both have
-/// elements of the same size at a multiple of that size; otherwise overlapping address ranges
-/// count.
+/// tensors may differ in everything. The answer is exact like `is_overlapping`.
 /// @throws ContractViolation  extents and strides do not describe a view; see StridedView.
 template <Tensor A, Tensor B>
 [[nodiscard]] bool share_memory(A const& a, B const& b) {
@@ -2362,21 +2361,24 @@ JOINABLE_DEFINITION bool share_memory(AnyView const& a, AnyView const& b) {
     auto const first_b = reinterpret_cast<std::uintptr_t>(range_b.begin);
     // The difference may be negative, modulo 2^64. The reach of b, added below, makes up for it.
     std::size_t const difference = first_b - first_a;
-    std::size_t const size = size_of(a.dtype());
-    if (size != size_of(b.dtype()) || difference % size != 0) {
-        return true;
-    }
-    // Element i of a is element k of b if a's steps up to i and b's steps from k to its last
-    // element together equal the distance from a's first element to b's last one.
+    std::size_t const size_a = size_of(a.dtype());
+    std::size_t const size_b = size_of(b.dtype());
+    // What is counted: elements if each one of a is one of b or apart from it, else bytes.
+    std::size_t const unit = size_a == size_b && difference % size_a == 0 ? size_a : 1;
+    // Unit i of a is unit k of b if a's steps up to i and b's steps from k to its last
+    // unit together equal the distance from a's first unit to b's last one.
     SumsOfStrides sums;
     std::size_t total =
-        first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
+        first_b >= first_a ? difference / unit : std::size_t{0} - (first_a - first_b) / unit;
+    sums.add(1, size_a / unit);
     for (std::size_t d = 0; d < a.extents().size(); ++d) {
-        sums.add(a.strides()[d], a.extents()[d]);
+        sums.add(a.strides()[d] * (size_a / unit), a.extents()[d]);
     }
+    sums.add(1, size_b / unit);
+    total += size_b / unit - 1;
     for (std::size_t d = 0; d < b.extents().size(); ++d) {
-        sums.add(b.strides()[d], b.extents()[d]);
-        total += b.strides()[d] * (b.extents()[d] - 1);
+        sums.add(b.strides()[d] * (size_b / unit), b.extents()[d]);
+        total += b.strides()[d] * (size_b / unit) * (b.extents()[d] - 1);
     }
     sums.merge_equal_strides();
     return sums.has(total, 1);
@@ -10613,6 +10615,20 @@ inline void set_bit(std::span<std::uint64_t> words, int bit) {
 }
 void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first);
 
+/// Returns f() where the others expect no failure: they run collectives next. If it throws, these throw
+/// PeerFailed with its text, provided that the communicator can abort.
+template <Communicator Comm, class F>
+decltype(auto) abort_if_throws(Comm& comm, F const& f) {
+    try {
+        return f();
+    } catch (...) {
+        if constexpr (Aborts<Comm>) {
+            comm.abort(blamed_on(comm.rank(), failure_of(std::current_exception())));
+        }
+        throw;
+    }
+}
+
 /// The questions by which ranks learn which of them failed, in messages of one size. All ranks of `control` make the
 /// same calls.
 class FailureReport {
@@ -10814,20 +10830,6 @@ void agree(
     AgreementList const& list,
     std::exception_ptr const& local_error = {}
 );
-
-/// Runs f() where the others expect no failure: they run collectives next. If it throws, these throw
-/// PeerFailed with its text, provided that the communicator can abort.
-template <Communicator Comm, class F>
-void abort_if_throws(Comm& comm, F const& f) {
-    try {
-        f();
-    } catch (...) {
-        if constexpr (Aborts<Comm>) {
-            comm.abort(blamed_on(comm.rank(), failure_of(std::current_exception())));
-        }
-        throw;
-    }
-}
 
 }}} // namespace joinable::v0::detail
 
@@ -16104,6 +16106,9 @@ void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 );
 
+/// Refuses gradients of trained parameters that lie in values.
+void check_gradients_apart(ParameterList const& list);
+
 /// Refuses parameters without a value on `device`, parameters with elements at a null pointer, trained
 /// ones whose elements share memory with each other, parameters whose values or gradients share memory, because they would be averaged and stepped more
 /// than once, and gradients of trained ones that lie in values. Local.
@@ -16373,6 +16378,24 @@ JOINABLE_DEFINITION TensorList values_of(ParameterList const& parameters) {
     return tensor_list(std::move(views));
 }
 
+JOINABLE_DEFINITION void check_gradients_apart(ParameterList const& list) {
+    std::size_t const size = list.size();
+    auto const view_of = [&](std::size_t i) {
+        return i < size                         ? list[i].value()
+               : list[i - size].requires_grad() ? list[i - size].grad()
+                                                : AnyView{};
+    };
+    if (auto const shared = find_shared(2 * size, view_of, [size](std::size_t i, std::size_t k) {
+            return i < size && k >= size;
+        })) {
+        throw ContractViolation{
+            "the gradient of " + describe_parameter(list, shared->second - size) +
+            " shares memory with the value of " + describe_parameter(list, shared->first) +
+            ", which its average would overwrite; give gradients memory of their own"
+        };
+    }
+}
+
 JOINABLE_DEFINITION void check_parameters(ParameterList const& list, DeviceId device) {
     for (std::size_t i = 0; i < list.size(); ++i) {
         check_value(list, i, device);
@@ -16391,21 +16414,7 @@ JOINABLE_DEFINITION void check_parameters(ParameterList const& list, DeviceId de
     check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {
         return parameter.grad();
     });
-    std::size_t const size = list.size();
-    auto const view_of = [&](std::size_t i) {
-        return i < size                         ? list[i].value()
-               : list[i - size].requires_grad() ? list[i - size].grad()
-                                                : AnyView{};
-    };
-    if (auto const shared = find_shared(2 * size, view_of, [size](std::size_t i, std::size_t k) {
-            return i < size && k >= size;
-        })) {
-        throw ContractViolation{
-            "the gradient of " + describe_parameter(list, shared->second - size) +
-            " shares memory with the value of " + describe_parameter(list, shared->first) +
-            ", which its average would overwrite; give gradients memory of their own"
-        };
-    }
+    check_gradients_apart(list);
 }
 
 JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool holds_values)

@@ -107,20 +107,6 @@ void agree(
     std::exception_ptr const& local_error = {}
 );
 
-/// Runs f() where the others expect no failure: they run collectives next. If it throws, these throw
-/// PeerFailed with its text, provided that the communicator can abort.
-template <Communicator Comm, class F>
-void abort_if_throws(Comm& comm, F const& f) {
-    try {
-        f();
-    } catch (...) {
-        if constexpr (Aborts<Comm>) {
-            comm.abort(blamed_on(comm.rank(), failure_of(std::current_exception())));
-        }
-        throw;
-    }
-}
-
 }}} // namespace joinable::v0::detail
 
 #if JOINABLE_HAS_DEFINITIONS

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/control.hpp>
 #include <joinable/config.hpp>
 #include <joinable/detail/failure.hpp>
@@ -38,6 +39,20 @@ inline void set_bit(std::span<std::uint64_t> words, int bit) {
     words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
 }
 void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first);
+
+/// Returns f() where the others expect no failure: they run collectives next. If it throws, these throw
+/// PeerFailed with its text, provided that the communicator can abort.
+template <Communicator Comm, class F>
+decltype(auto) abort_if_throws(Comm& comm, F const& f) {
+    try {
+        return f();
+    } catch (...) {
+        if constexpr (Aborts<Comm>) {
+            comm.abort(blamed_on(comm.rank(), failure_of(std::current_exception())));
+        }
+        throw;
+    }
+}
 
 /// The questions by which ranks learn which of them failed, in messages of one size. All ranks of `control` make the
 /// same calls.

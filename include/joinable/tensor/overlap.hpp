@@ -35,7 +35,7 @@ namespace detail {
 /// and padded layouts take only a few steps, because the largest stride leaves few choices.
 class SumsOfStrides {
 public:
-    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 strides.
+    /// Adds a stride that may be taken 0 to `count - 1` times. At most 18 strides.
     void add(std::size_t stride, std::size_t count) noexcept;
 
     /// Merges terms that have the same stride. This keeps the set of possible sums, but not the
@@ -56,7 +56,8 @@ private:
 
     void search(std::size_t i, std::size_t total) noexcept;
 
-    std::array<Term, 2 * max_tensor_rank> terms_{};
+    std::array<Term, 2 * max_tensor_rank + 2> terms_{
+    }; ///< dimensions of two views, and their elements' bytes
     std::size_t size_ = 0;
     int wanted_ = 0;
     int steps_ = 0;
@@ -84,9 +85,7 @@ template <Tensor T>
 }
 
 /// Whether some element of one tensor may share memory with an element of the other. Local. The
-/// tensors may differ in everything. The answer is exact like `is_overlapping` if both have
-/// elements of the same size at a multiple of that size; otherwise overlapping address ranges
-/// count.
+/// tensors may differ in everything. The answer is exact like `is_overlapping`.
 /// @throws ContractViolation  extents and strides do not describe a view; see StridedView.
 template <Tensor A, Tensor B>
 [[nodiscard]] bool share_memory(A const& a, B const& b) {

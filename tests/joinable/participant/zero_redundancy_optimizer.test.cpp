@@ -341,6 +341,22 @@ TEST_CASE("the next step frees a state that was gathered") {
     });
 }
 
+TEST_CASE("a gradient that lies in a value of another group is refused") {
+    joinable::SelfCommunicator self;
+    std::vector<StridedParam> params = make({});
+    std::vector<StridedParam> more = make({});
+    ZeroRedundancyOptimizer zero{self, params, Sgd{}};
+    more[0].grad = params[0].value.view();
+    CHECK_THROWS_WITH_AS(
+        zero.add_parameter_group(more, Sgd{}),
+        doctest::Contains("shares memory with the value of parameter 0"),
+        ContractViolation
+    );
+    CHECK(zero.groups().size() == 1);
+    more[0].grad = {};
+    CHECK_NOTHROW(zero.add_parameter_group(more, Sgd{}));
+}
+
 TEST_CASE("after a group that one rank refused, joined ranks still get settings") {
     over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
         std::vector<Param<float>> params = make_params<float>({1, 1});

@@ -75,22 +75,27 @@ TEST_CASE("a view overlaps itself where listing all of its offsets finds one twi
 TEST_CASE("two views share memory where listing their bytes finds a common element") {
     int sharing = 0;
     CHECK(rc::check([&] {
-        std::vector<float> storage(1000);
+        std::vector<float> storage(1500);
         Layout const a = random_layout();
         Layout const b = random_layout();
-        auto const start_a = pick(0, 40);
-        auto const start_b = pick(0, 40);
-        std::set<std::size_t> elements;
+        DType const dtype = *rc::gen::element(DType::i32, DType::f16, DType::u8, DType::f64);
+        auto const start_a = 4 * pick(0, 40); // in bytes
+        auto const start_b = dtype == DType::i32 ? 4 * pick(0, 40) : pick(0, 160);
+        auto* const memory = reinterpret_cast<std::byte*>(storage.data());
+        AnyView const view_a{memory + start_a, DType::f32, a.extents, a.strides};
+        AnyView const view_b{memory + start_b, dtype, b.extents, b.strides};
+        std::set<std::size_t> bytes;
         for (std::size_t const offset : offsets_of(a.extents, a.strides)) {
-            elements.insert(start_a + offset);
+            for (std::size_t byte = 0; byte < 4; ++byte) {
+                bytes.insert(start_a + 4 * offset + byte);
+            }
         }
-        auto const offsets_b = offsets_of(b.extents, b.strides);
-        bool const expected =
-            std::any_of(offsets_b.begin(), offsets_b.end(), [&](std::size_t offset) {
-                return elements.count(start_b + offset) != 0;
-            });
-        AnyView const view_a{storage.data() + start_a, DType::f32, a.extents, a.strides};
-        AnyView const view_b{storage.data() + start_b, DType::i32, b.extents, b.strides};
+        bool expected = false;
+        for (std::size_t const offset : offsets_of(b.extents, b.strides)) {
+            for (std::size_t byte = 0; byte < size_of(dtype); ++byte) {
+                expected |= bytes.count(start_b + size_of(dtype) * offset + byte) != 0;
+            }
+        }
         RC_ASSERT(share_memory(view_a, view_b) == expected);
         RC_ASSERT(share_memory(view_b, view_a) == expected);
         sharing += expected ? 1 : 0;
@@ -99,7 +104,9 @@ TEST_CASE("two views share memory where listing their bytes finds a common eleme
     CHECK(sharing < 95);
 }
 
-TEST_CASE("interleaved views share no memory, views of other elements or devices only by address") {
+TEST_CASE(
+    "interleaved views share no memory, whatever the sizes of their elements, nor do views of other devices"
+) {
     std::vector<double> storage(16);
     double* const data = storage.data();
     AnyView const even{data, DType::f64, {8}, {2}};
@@ -108,9 +115,12 @@ TEST_CASE("interleaved views share no memory, views of other elements or devices
     CHECK(share_memory(even, even));
     CHECK_FALSE(share_memory(even, AnyView{data + 1, DType::f64, {}, {}}));
     CHECK(share_memory(even, AnyView{data + 2, DType::f64, {}, {}}));
-    CHECK_FALSE(share_memory(even, AnyView{data, DType::f64, {0}, {2}})); // has no element
-    // f32 in the gaps of f64: their address ranges meet, which is all that is looked at.
-    CHECK(share_memory(even, AnyView{data + 1, DType::f32, {8}, {4}}));
+    CHECK_FALSE(share_memory(even, AnyView{data, DType::f64, {0}, {2}}));     // has no element
+    CHECK_FALSE(share_memory(even, AnyView{data + 1, DType::f32, {8}, {4}})); // in the gaps
+    CHECK(share_memory(even, AnyView{data + 1, DType::f32, {8}, {3}}));
+    CHECK_FALSE(share_memory(even, AnyView{reinterpret_cast<char*>(data) + 8, DType::u8, {8}, {1}})
+    );
+    CHECK(share_memory(even, AnyView{reinterpret_cast<char*>(data) + 8, DType::u8, {9}, {1}}));
     CHECK(share_memory(even, AnyView{reinterpret_cast<char*>(data) + 4, DType::f64, {2}, {1}}));
     DeviceId const device{DeviceKind::cuda, 0};
     CHECK_FALSE(share_memory(even, AnyView{data, DType::f64, {8}, {2}, device}));

@@ -16,6 +16,14 @@
 
 namespace joinable_tests {
 
+/// As many devices as 8 ranks have.
+struct SixteenDevices {
+    SixteenDevices() { fake_cuda::set_device_count(16); }
+    ~SixteenDevices() { fake_cuda::set_device_count(8); }
+    SixteenDevices(SixteenDevices const&) = delete;
+    SixteenDevices& operator=(SixteenDevices const&) = delete;
+};
+
 /// A rank with a model on its device, and a stream on which the engine computes.
 class DeviceModel {
 public:

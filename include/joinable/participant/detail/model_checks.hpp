@@ -47,6 +47,9 @@ void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 );
 
+/// Refuses gradients of trained parameters that lie in values.
+void check_gradients_apart(ParameterList const& list);
+
 /// Refuses parameters without a value on `device`, parameters with elements at a null pointer, trained
 /// ones whose elements share memory with each other, parameters whose values or gradients share memory, because they would be averaged and stepped more
 /// than once, and gradients of trained ones that lie in values. Local.

@@ -173,21 +173,24 @@ JOINABLE_DEFINITION bool share_memory(AnyView const& a, AnyView const& b) {
     auto const first_b = reinterpret_cast<std::uintptr_t>(range_b.begin);
     // The difference may be negative, modulo 2^64. The reach of b, added below, makes up for it.
     std::size_t const difference = first_b - first_a;
-    std::size_t const size = size_of(a.dtype());
-    if (size != size_of(b.dtype()) || difference % size != 0) {
-        return true;
-    }
-    // Element i of a is element k of b if a's steps up to i and b's steps from k to its last
-    // element together equal the distance from a's first element to b's last one.
+    std::size_t const size_a = size_of(a.dtype());
+    std::size_t const size_b = size_of(b.dtype());
+    // What is counted: elements if each one of a is one of b or apart from it, else bytes.
+    std::size_t const unit = size_a == size_b && difference % size_a == 0 ? size_a : 1;
+    // Unit i of a is unit k of b if a's steps up to i and b's steps from k to its last
+    // unit together equal the distance from a's first unit to b's last one.
     SumsOfStrides sums;
     std::size_t total =
-        first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
+        first_b >= first_a ? difference / unit : std::size_t{0} - (first_a - first_b) / unit;
+    sums.add(1, size_a / unit);
     for (std::size_t d = 0; d < a.extents().size(); ++d) {
-        sums.add(a.strides()[d], a.extents()[d]);
+        sums.add(a.strides()[d] * (size_a / unit), a.extents()[d]);
     }
+    sums.add(1, size_b / unit);
+    total += size_b / unit - 1;
     for (std::size_t d = 0; d < b.extents().size(); ++d) {
-        sums.add(b.strides()[d], b.extents()[d]);
-        total += b.strides()[d] * (b.extents()[d] - 1);
+        sums.add(b.strides()[d] * (size_b / unit), b.extents()[d]);
+        total += b.strides()[d] * (size_b / unit) * (b.extents()[d] - 1);
     }
     sums.merge_equal_strides();
     return sums.has(total, 1);

@@ -73,7 +73,7 @@ struct TwoGpus {
 
 template <class Body>
 void run_gpus(std::initializer_list<int> sizes, DType dtype, Body const& body) {
-    fake_cuda::set_device_count(16); // 8 ranks have two each
+    SixteenDevices const devices;
     for (bool const has_kernels : {false, true}) {
         run_participants(sizes, [&](ThreadCommunicator& hosts) {
             TwoGpus gpus{hosts, dtype};
@@ -85,7 +85,6 @@ void run_gpus(std::initializer_list<int> sizes, DType dtype, Body const& body) {
         });
         check_nothing_is_left();
     }
-    fake_cuda::set_device_count(8);
 }
 
 TEST_CASE("one model over two GPUs of each rank is averaged over NCCL, with uneven inputs") {

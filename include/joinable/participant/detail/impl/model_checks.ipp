@@ -134,6 +134,24 @@ JOINABLE_DEFINITION TensorList values_of(ParameterList const& parameters) {
     return tensor_list(std::move(views));
 }
 
+JOINABLE_DEFINITION void check_gradients_apart(ParameterList const& list) {
+    std::size_t const size = list.size();
+    auto const view_of = [&](std::size_t i) {
+        return i < size                         ? list[i].value()
+               : list[i - size].requires_grad() ? list[i - size].grad()
+                                                : AnyView{};
+    };
+    if (auto const shared = find_shared(2 * size, view_of, [size](std::size_t i, std::size_t k) {
+            return i < size && k >= size;
+        })) {
+        throw ContractViolation{
+            "the gradient of " + describe_parameter(list, shared->second - size) +
+            " shares memory with the value of " + describe_parameter(list, shared->first) +
+            ", which its average would overwrite; give gradients memory of their own"
+        };
+    }
+}
+
 JOINABLE_DEFINITION void check_parameters(ParameterList const& list, DeviceId device) {
     for (std::size_t i = 0; i < list.size(); ++i) {
         check_value(list, i, device);
@@ -152,21 +170,7 @@ JOINABLE_DEFINITION void check_parameters(ParameterList const& list, DeviceId de
     check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {
         return parameter.grad();
     });
-    std::size_t const size = list.size();
-    auto const view_of = [&](std::size_t i) {
-        return i < size                         ? list[i].value()
-               : list[i - size].requires_grad() ? list[i - size].grad()
-                                                : AnyView{};
-    };
-    if (auto const shared = find_shared(2 * size, view_of, [size](std::size_t i, std::size_t k) {
-            return i < size && k >= size;
-        })) {
-        throw ContractViolation{
-            "the gradient of " + describe_parameter(list, shared->second - size) +
-            " shares memory with the value of " + describe_parameter(list, shared->first) +
-            ", which its average would overwrite; give gradients memory of their own"
-        };
-    }
+    check_gradients_apart(list);
 }
 
 JOINABLE_DEFINITION ListedModel::ListedModel(ParameterList parameters, bool holds_values)

@@ -141,6 +141,7 @@ void check_group(
     check_distinct(all, "of all groups, ", [](AnyParameter const& parameter) {
         return parameter.value();
     });
+    check_gradients_apart(all);
     if (!owners.empty() && (is_flat(options) || owners.size() != list.size())) {
         throw ContractViolation{concat(
             "owners has ",

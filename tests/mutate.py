@@ -2312,6 +2312,11 @@ MUTATIONS = [
         "bucket/in_place.test.cpp", "*share memory*",
     ),
     Mutation(
+        "copied-gradients-may-share-memory-with-those-in-place", "bucket/impl/gradients.ipp",
+        "if (has_moved_) {", "if (has_moved_ && is_any_in_place) {",
+        "bucket/in_place.test.cpp", "a gradient that is copied may not*",
+    ),
+    Mutation(
         "averages-of-views-stay-in-fresh-gradients", "bucket/impl/gradients.ipp",
         "void* const out = are_views_ ? views[first].data() : nullptr;", "void* const out = nullptr;",
         "bucket/in_place.test.cpp", "*makes anew*",

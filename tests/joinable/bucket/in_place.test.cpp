@@ -311,6 +311,44 @@ TEST_CASE("two gradients that share memory on a rank are an error on all, never 
     }
 }
 
+TEST_CASE("a gradient that is copied may not share memory with one of an earlier bucket, either") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        constexpr auto f32 = joinable::DType::f32;
+        std::vector<float> both(6);
+        joinable::Shape const extents{2, 2};
+        joinable::Shape const dense{2, 1};
+        std::vector<StridedParam> params;
+        for (int i = 0; i < 2; ++i) {
+            StridedParam& param =
+                params.emplace_back(StridedParam{{{f32, extents, dense}, {f32, extents, dense}, {}}}
+                );
+            param.need_grad();
+        }
+        Reducer reducer{
+            comm, joinable::parameters(params), {.bucket_cap_bytes = 4, .find_unused = true}
+        };
+        REQUIRE(reducer.buckets().size() == 2);
+        bool const is_sharing = comm.rank() == comm.size() - 1;
+        if (is_sharing) {
+            params[1].grad = joinable::AnyView{both.data(), f32, extents, dense};
+            params[0].grad = joinable::AnyView{both.data(), f32, extents, {4, 1}};
+        }
+        std::string text;
+        try {
+            reducer.prepare_for_backward(1.0);
+            reducer.mark_ready(1); // summed where it lies
+            reducer.mark_ready(0);
+            reducer.finalize_backward();
+        } catch (std::exception const& error) {
+            text = error.what();
+        }
+        CAPTURE(text);
+        std::string const expected =
+            is_sharing ? "share memory, but each is averaged where it lies" : " left";
+        CHECK(text.find(expected) != std::string::npos);
+    });
+}
+
 /// A reduction of a user, who knows of buckets only.
 struct Halved : joinable::AllReduce {
     template <class Comm>

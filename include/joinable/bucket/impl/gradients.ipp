@@ -135,11 +135,11 @@ public:
         for (std::size_t k = first; k < last; ++k) {
             is_any_in_place = is_any_in_place || in_place_[parameters[k]] != nullptr;
         }
+        if (has_moved_) { // one that is copied may lie in the memory of an earlier bucket's
+            require_apart();
+        }
         if (!is_any_in_place) {
             return {};
-        }
-        if (has_moved_) {
-            require_apart();
         }
         // Each bucket has as many as it has parameters, and each run of it those of its own.
         BufferPiece* const begin = pieces_.data() + first_piece_[bucket] + first;

@@ -663,6 +663,11 @@ MUTATIONS = [
         "participant/local_optimizer.test.cpp", "an engine's optimizer steps all*",
     ),
     Mutation(
+        "a-rank-alone-refuses-a-group-while-it-holds-values", "participant/sharded/data_parallel.hpp",
+        "                this->hooks().require_released();\n", "",
+        "participant/sharded_parameters.test.cpp", "a group is added on no rank*",
+    ),
+    Mutation(
         "optimizers-that-step-at-once-step-buckets", "participant/sharded/data_parallel.hpp",
         "if (detail::steps_all_at_once<Rule>) {", "if (false) {",
         "participant/local_optimizer.test.cpp", "what an engine's optimizer cannot*",

@@ -1113,6 +1113,51 @@ TEST_CASE("use_all() that is refused on a rank leaves no memory on the others") 
     });
 }
 
+TEST_CASE("a group is added on no rank while values are held on one, and on all once it has let go"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        int const holder = comm.size() == 1 ? 0 : 1;
+        Gathered params = model_of_units();
+        Gathered more = model_of_units();
+        ShardedDataParallel sharded{comm, params, Sgd{.learning_rate = 1.0}, by_units};
+        auto held = sharded.use_all();
+        if (comm.rank() != holder) {
+            held.clear();
+        }
+        std::string text;
+        try {
+            sharded.add_parameter_group(more, Sgd{});
+        } catch (PeerFailed const& error) {
+            CHECK(error.rank() == holder);
+            CHECK(comm.rank() != holder);
+            text = error.what();
+        } catch (ContractViolation const& error) {
+            CHECK(comm.rank() == holder);
+            text = error.what();
+        }
+        CAPTURE(text);
+        CHECK(text.find("is still held; let go of it before") != std::string::npos);
+        CHECK(sharded.groups().size() == 1);
+        held.clear();
+        sharded.add_parameter_group(more, Sgd{.learning_rate = 2.0});
+        CHECK(sharded.groups().size() == 2);
+        sharded.forward([](auto) {});
+        sharded.backward([&](auto ready, auto use) {
+            for (std::size_t i = 8; i-- > 0;) {
+                GatheredParam& param = i < 4 ? params[i] : more[i - 4];
+                auto const there = use(i);
+                param.own->need_grad();
+                write(param.own->grad, Numbers(param.value.numel(), 1.0));
+                ready(i);
+            }
+        });
+        sharded.step();
+        auto const all = sharded.use_all();
+        CHECK(read(params[3].value) == Numbers(64, -1.0));
+        CHECK(read(more[0].value) == Numbers(16, -2.0));
+    });
+}
+
 TEST_CASE("all values need memory while they are there, and none afterwards") {
     over_ranks({1, 2}, [](RankCommunicator& comm) {
         Gathered params = model_of_units();

@@ -169,7 +169,6 @@ public:
         std::vector<std::size_t> const& units = {}
     ) {
         Training::require_outside("add_parameter_group()");
-        this->hooks().require_released();
         auto const nothing = [](AgreementList&) {};
         detail::ShardChoices const choices{owners, units};
         add(std::forward<Parameters>(parameters), std::move(rule), choices, nothing, [] {});
@@ -181,7 +180,6 @@ public:
     template <class... Parameters>
     void refresh(Parameters&&... parameters) {
         Training::require_outside("refresh()");
-        this->hooks().require_released();
         auto const nothing = [](detail::ShardGroup const&) {};
         with_reducer(nothing, [&](Last const& last) {
             this->relist(last, std::forward<Parameters>(parameters)...);
@@ -327,6 +325,9 @@ private:
         Compare const& compare,
         F const& prepare) {
         auto const also = [&](detail::ShardGroup const&) {
+            if (this->reducer_) { // in the agreement, or a rank alone would refuse
+                this->hooks().require_released();
+            }
             if (this->reducer_ && this->window().window().is_open()) {
                 throw ContractViolation{
                     "add_parameter_group() was called while gradients hold batches that no round has reduced; add "

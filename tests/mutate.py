@@ -2322,6 +2322,11 @@ MUTATIONS = [
         "bucket/in_place.test.cpp", "a gradient that is copied may not*",
     ),
     Mutation(
+        "a-rank-that-handles-a-failed-end-keeps-its-shares", "join/detail/impl/guard.ipp",
+        "if (session_.is_over()) {", "if (false) {",
+        "bucket/in_place.test.cpp", "a joined rank that handles*",
+    ),
+    Mutation(
         "averages-of-views-stay-in-fresh-gradients", "bucket/impl/gradients.ipp",
         "void* const out = are_views_ ? views[first].data() : nullptr;", "void* const out = nullptr;",
         "bucket/in_place.test.cpp", "*makes anew*",

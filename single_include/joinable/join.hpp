@@ -15107,6 +15107,7 @@ private:
     void attach(Rounds& rounds);
     /// Restores everything that the guard attached.
     void release() noexcept;
+    void end_hooks() noexcept;
 
     void forget_cleared() override {
         for (auto const& entrant : entrants_) {
@@ -15224,7 +15225,15 @@ JOINABLE_DEFINITION JoinResult Guard::finish() {
         return result;
     }
     if (!session_.result()) {
-        session_.finish(*this);
+        try {
+            session_.finish(*this);
+        } catch (...) {
+            if (session_.is_over()) {
+                end_hooks(
+                ); // others may wait for what hooks have begun; participants still say why it is over
+            }
+            throw;
+        }
         release();
     }
     return *session_.result();
@@ -15309,11 +15318,15 @@ JOINABLE_DEFINITION void Guard::release() noexcept {
     for (auto const& entrant : entrants_) {
         entrant->attachment.detach();
     }
+    end_hooks();
+    deadlines_.restore();
+    occupation_.end();
+}
+
+JOINABLE_DEFINITION void Guard::end_hooks() noexcept {
     for (auto const& entrant : entrants_) {
         entrant->end_hook();
     }
-    deadlines_.restore();
-    occupation_.end();
 }
 
 }}} // namespace joinable::v0::detail

@@ -568,4 +568,51 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("a joined rank that handles the failure of finish() leaves no rank waiting for its shares"
+) {
+    run_with_signs({2, 3, 4, 8}, [](auto& comm, Signs& signs) {
+        std::vector<FixedParam> params; // the last one's bucket leaves first
+        for (std::size_t const size : {300'000U, 1'000'000U, 1000U}) {
+            constexpr auto f32 = joinable::DType::f32;
+            params.push_back({{f32, {size}, {1}}, {f32, {size}, {1}}, {}});
+            if (comm.rank() != 1) {
+                params.back().need_grad();
+            }
+        }
+        joinable::DistributedDataParallel ddp{
+            comm, joinable::parameters(params), {.bucket_cap_bytes = 4, .rebuild_buckets = false}
+        };
+        int const others = comm.size() - 1;
+        std::string text;
+        try {
+            joinable::Join join{joinable::participants(ddp)};
+            if (comm.rank() == 1) { // it has no gradient to receive the first average in
+                CHECK_THROWS_AS(join.finish(), joinable::ContractViolation);
+                // The deadline would end the others' wait later than this.
+                for (int k = 0; k < 300 && signs.ended.load() != others; ++k) {
+                    std::this_thread::sleep_for(std::chrono::milliseconds{100});
+                }
+                CHECK(signs.ended.load() == others);
+                CHECK_THROWS_AS(
+                    ddp.forward([] {}), joinable::ContractViolation
+                ); // the guard is over
+                return;
+            }
+            ddp.forward([] {});
+            ddp.backward([&](auto const& ready) {
+                for (std::size_t i = params.size(); i-- > 0;) {
+                    ready(i);
+                }
+            });
+            join.finish();
+        } catch (joinable::PeerFailed const& error) {
+            CHECK(error.rank() == 1);
+            text = error.what();
+        }
+        ++signs.ended;
+        CAPTURE(text);
+        CHECK(text.find("no gradient to receive the average in") != std::string::npos);
+    });
+}
+
 } // namespace

@@ -66,6 +66,7 @@ private:
     void attach(Rounds& rounds);
     /// Restores everything that the guard attached.
     void release() noexcept;
+    void end_hooks() noexcept;
 
     void forget_cleared() override {
         for (auto const& entrant : entrants_) {

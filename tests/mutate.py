@@ -2478,6 +2478,11 @@ MUTATIONS = [
         "communicator/shared_memory/engine/slices.test.cpp", "a rank that does not come for its slices*",
     ),
     Mutation(
+        "each-sum-in-slices-has-a-deadline-of-its-own", "communicator/shared_memory/engine/impl/endpoint.ipp",
+        "    is_patience_over_ = true;\n", "",
+        "communicator/shared_memory/engine/slices.test.cpp", "*waits one deadline for all",
+    ),
+    Mutation(
         "chunks-are-tested-for-ever", "communicator/shared_memory/engine/impl/endpoint.ipp",
         "    give_up_on_computing(sequence);\n    return progress(sequence);\n", "    return false;\n",
         "communicator/shared_memory/process.test.cpp", "a rank that is stopped within a collective*",

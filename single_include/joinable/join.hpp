@@ -24563,6 +24563,8 @@ private:
     [[noreturn]] void throw_lost(std::uint64_t sequence);
     /// Waits until the pipeline can advance, or never will.
     void wait_for_slices(std::uint64_t sequence);
+    /// At the deadline of a group that had failed before. Other sums of slices are then given up without another wait.
+    [[noreturn]] void give_up_on_slices(std::uint64_t sequence);
     [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
         return board_.progress(rank_, sequence).has_given_up.load();
     }
@@ -24606,6 +24608,7 @@ private:
     int rank_;
     Memory memory_;
     std::chrono::nanoseconds deadline_ = default_deadline;
+    bool is_patience_over_ = false; ///< after an abort: a wait for slices reached the deadline
     std::uint64_t next_ = 0;        ///< sequence number of the next collective
     std::uint64_t retired_ = 0;     ///< this rank has finished all before
     std::uint64_t all_retired_ = 0; ///< all ranks have, as far as known
@@ -24729,9 +24732,8 @@ bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
         return false;
     }
     pending.polled = {};
-    if (pending.is_sliced) { // the deadline of a group that had failed before
-        give_up(sequence);
-        throw_lost(sequence);
+    if (pending.is_sliced) {
+        give_up_on_slices(sequence);
     }
     give_up_on_computing(sequence);
     return progress(sequence);
@@ -24793,7 +24795,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
             if (pending.pipeline.moved() != moved) {
                 pending.polled = {};
             }
-            if (pending.pipeline.is_lost(board_)) {
+            if (is_patience_over_ || pending.pipeline.is_lost(board_)) {
                 give_up(sequence);
                 if (!pending.pipeline.is_in_use(board_)) {
                     throw_lost(sequence);
@@ -24950,10 +24952,16 @@ void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
         "copy a slice",
         [&] { return "waits in " + pending_of(sequence).signature.text(); }
     );
-    if (!is_over()) { // the deadline of a group that had failed before
-        give_up(sequence);
-        throw_lost(sequence);
+    if (!is_over()) {
+        give_up_on_slices(sequence);
     }
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::give_up_on_slices(std::uint64_t sequence) {
+    is_patience_over_ = true;
+    give_up(sequence);
+    throw_lost(sequence);
 }
 
 template <class Group, class Memory>

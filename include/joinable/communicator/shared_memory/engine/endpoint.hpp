@@ -136,6 +136,8 @@ private:
     [[noreturn]] void throw_lost(std::uint64_t sequence);
     /// Waits until the pipeline can advance, or never will.
     void wait_for_slices(std::uint64_t sequence);
+    /// At the deadline of a group that had failed before. Other sums of slices are then given up without another wait.
+    [[noreturn]] void give_up_on_slices(std::uint64_t sequence);
     [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
         return board_.progress(rank_, sequence).has_given_up.load();
     }
@@ -179,6 +181,7 @@ private:
     int rank_;
     Memory memory_;
     std::chrono::nanoseconds deadline_ = default_deadline;
+    bool is_patience_over_ = false; ///< after an abort: a wait for slices reached the deadline
     std::uint64_t next_ = 0;        ///< sequence number of the next collective
     std::uint64_t retired_ = 0;     ///< this rank has finished all before
     std::uint64_t all_retired_ = 0; ///< all ranks have, as far as known

@@ -450,4 +450,49 @@ TEST_CASE("who has failed and does not come for its slices is given up, and give
     });
 }
 
+TEST_CASE("a rank that gives up several sums of a group that has failed waits one deadline for all"
+) {
+    for (int const way : {0, 1, 2}) { // destroys them; waits; tests
+        CAPTURE(way);
+        Shared<std::atomic<int>> arrived;
+        Shared<std::atomic<bool>> is_over;
+        run_process_ranks({2}, [&](ProcessCommunicator& comm) {
+            constexpr std::chrono::milliseconds deadline{400};
+            constexpr int sums = 12;
+            std::vector<std::vector<float>> values(sums, std::vector<float>(many, 1.0F));
+            std::vector<joinable::ProcessWork> works;
+            for (std::vector<float>& one : values) {
+                works.push_back(comm.all_reduce({one.data(), many, DType::f32}, ReduceOp::sum));
+            }
+            ++*arrived;
+            wait_until(*arrived, 2);
+            if (comm.rank() == 0) {
+                wait_until(*is_over, true);
+            } else {
+                comm.set_deadline(deadline);
+                comm.abort({joinable::FailureKind::peer_failed, {1}, "it was enough"});
+            }
+            auto const start = std::chrono::steady_clock::now();
+            for (joinable::ProcessWork& work : works) {
+                if (way == 1) {
+                    CHECK_THROWS_WITH_AS(work.wait(), "it was enough", PeerFailed);
+                } else if (way == 2) {
+                    auto const poll = [&] {
+                        while (!work.test()) {
+                        }
+                    };
+                    CHECK_THROWS_WITH_AS(poll(), "it was enough", PeerFailed);
+                }
+            }
+            works.clear();
+            auto const took = std::chrono::steady_clock::now() - start;
+            if (comm.rank() == 1) {
+                CHECK(took >= deadline);
+                CHECK(took < sums / 2 * deadline);
+                *is_over = true;
+            }
+        });
+    }
+}
+
 } // namespace

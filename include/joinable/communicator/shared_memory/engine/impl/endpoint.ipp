@@ -113,9 +113,8 @@ bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
         return false;
     }
     pending.polled = {};
-    if (pending.is_sliced) { // the deadline of a group that had failed before
-        give_up(sequence);
-        throw_lost(sequence);
+    if (pending.is_sliced) {
+        give_up_on_slices(sequence);
     }
     give_up_on_computing(sequence);
     return progress(sequence);
@@ -177,7 +176,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
             if (pending.pipeline.moved() != moved) {
                 pending.polled = {};
             }
-            if (pending.pipeline.is_lost(board_)) {
+            if (is_patience_over_ || pending.pipeline.is_lost(board_)) {
                 give_up(sequence);
                 if (!pending.pipeline.is_in_use(board_)) {
                     throw_lost(sequence);
@@ -334,10 +333,16 @@ void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
         "copy a slice",
         [&] { return "waits in " + pending_of(sequence).signature.text(); }
     );
-    if (!is_over()) { // the deadline of a group that had failed before
-        give_up(sequence);
-        throw_lost(sequence);
+    if (!is_over()) {
+        give_up_on_slices(sequence);
     }
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::give_up_on_slices(std::uint64_t sequence) {
+    is_patience_over_ = true;
+    give_up(sequence);
+    throw_lost(sequence);
 }
 
 template <class Group, class Memory>

@@ -2359,7 +2359,7 @@ MUTATIONS = [
     ),
     Mutation(
         "guards-end-without-the-shares-that-others-need", "bucket/reducer.hpp",
-        "take_gradients_back([] {}, leaves_in_place_);", "take_gradients_back([] {});",
+        "take_gradients_back([] {}, moves_slices);", "take_gradients_back([] {});",
         "bucket/in_place.test.cpp", "*waiting for a share*",
     ),
     Mutation(

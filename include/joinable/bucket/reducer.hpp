@@ -118,8 +118,7 @@ public:
         if constexpr (sums_in_place) {
             // Where ranks copy gradients anyway, these come to their buckets sooner when they are ready.
             bool const is_copied = options.gradient_as_bucket_view && !detail::reaches_all(comm_);
-            leaves_in_place_ = comm_.sums_pieces() && scales(comm_, *reduction_) && !is_copied;
-            if (leaves_in_place_) {
+            if (comm_.sums_pieces() && scales(comm_, *reduction_) && !is_copied) {
                 gradients_->leave_in_place();
             }
         }
@@ -386,7 +385,11 @@ public:
     /// Called when a guard has ended, in any way: averages in the gradients of joined ranks last until then.
     /// Enqueues on the device. Local. Afterwards no rank uses this one's gradients, or waits for its share of a sum.
     void end_guard() {
-        take_gradients_back([] {}, leaves_in_place_);
+        bool moves_slices = false;
+        if constexpr (detail::has_sum_of_pieces<Comm>) {
+            moves_slices = comm_.sums_pieces();
+        }
+        take_gradients_back([] {}, moves_slices);
         gradients_->end_guard();
     }
     /// An exception has left the iteration. If other ranks may still use this one's gradients where they lie, calls
@@ -716,7 +719,6 @@ private:
     std::size_t tested_ = 0;        ///< number of works known to be complete
     std::size_t finished_ = 0;      ///< number of works whose averages are where they belong
     bool reduces_after_pass_ = false;
-    bool leaves_in_place_ = false; ///< gradients, on all ranks
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     std::shared_ptr<Times> timeline_;

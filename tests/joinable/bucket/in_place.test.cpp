@@ -17,10 +17,12 @@
 #include <support/numbers.hpp>
 #include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
+#include <support/recording_communicator.hpp>
 #include <support/shared.hpp>
 #include <support/strided_param.hpp>
 #include <support/wait_until.hpp>
 
+#include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/make_arena.hpp>
 #include <joinable/communicator/pieces.hpp>
 #include <joinable/device/arena.hpp>
@@ -542,30 +544,61 @@ TEST_CASE("a guard that a pass has ended tells its program, which has handled th
     }
 }
 
+/// Without arenas, as where these have no room: buckets lie on the heap.
+struct WithoutArenas : CoreOnly<joinable::ProcessCommunicator> {
+    using CoreOnly::CoreOnly;
+    void abort(joinable::AbortReason const& reason) { inner_.abort(reason); }
+    [[nodiscard]] bool is_aborted() const { return inner_.is_aborted(); }
+    [[nodiscard]] auto abort_reason() const { return inner_.abort_reason(); }
+    [[nodiscard]] bool is_in_reach(joinable::ConstBuffer buffer) const {
+        return inner_.is_in_reach(buffer);
+    }
+    [[nodiscard]] static bool sums_pieces() { return true; }
+    auto sum_pieces(joinable::detail::BufferPieces const& pieces, double factor) {
+        return inner_.sum_pieces(pieces, factor);
+    }
+};
+static_assert(joinable::detail::has_sum_of_pieces<WithoutArenas>);
+static_assert(!joinable::AllocatesArena<WithoutArenas>);
+
+template <class Comm>
+void check_that_nobody_waits(Comm& comm, Signs& signs, bool views) {
+    FailingTraining training{1, false, signs, views, true};
+    joinable::DistributedDataParallel ddp{
+        comm, joinable::parameters(training.params), training.options()
+    };
+    std::string text;
+    try {
+        joinable::Join join{joinable::participants(ddp)};
+        training.run(comm, ddp);
+    } catch (std::exception const& error) {
+        text = error.what();
+    }
+    CAPTURE(text);
+    CHECK(text.find("the engine failed") != std::string::npos);
+    ++signs.ended;
+    // Nobody calls the communicator meanwhile. The deadline would end the others' wait later than this.
+    for (int k = 0; k < 300 && signs.ended.load() != comm.size(); ++k) {
+        std::this_thread::sleep_for(std::chrono::milliseconds{100});
+    }
+    CHECK(signs.ended.load() == comm.size());
+}
+
 TEST_CASE(
     "a guard that an exception ends leaves no rank waiting for a share of a sum that has begun"
 ) {
-    run_with_signs({2, 3, 4, 8}, [](auto& comm, Signs& signs) {
-        FailingTraining training{1, false, signs, false, true};
-        joinable::DistributedDataParallel ddp{
-            comm, joinable::parameters(training.params), training.options()
-        };
-        std::string text;
-        try {
-            joinable::Join join{joinable::participants(ddp)};
-            training.run(comm, ddp);
-        } catch (std::exception const& error) {
-            text = error.what();
-        }
-        CAPTURE(text);
-        CHECK(text.find("the engine failed") != std::string::npos);
-        ++signs.ended;
-        // Nobody calls the communicator meanwhile. The deadline would end the others' wait later than this.
-        for (int k = 0; k < 300 && signs.ended.load() != comm.size(); ++k) {
-            std::this_thread::sleep_for(std::chrono::milliseconds{100});
-        }
-        CHECK(signs.ended.load() == comm.size());
-    });
+    for (bool const views : {false, true}) {
+        run_with_signs({2, 3, 4, 8}, [&](auto& comm, Signs& signs) {
+            check_that_nobody_waits(comm, signs, views);
+        });
+    }
+    for (int const size : {2, 3, 4, 8}) {
+        Shared<Signs> const signs;
+        run_process_ranks({size}, [&](joinable::ProcessCommunicator& comm) {
+            WithoutArenas on_heap{comm};
+            check_that_nobody_waits(on_heap, *signs, true);
+        });
+    }
 }
 
 TEST_CASE("a joined rank that handles the failure of finish() leaves no rank waiting for its shares"

@@ -2474,8 +2474,13 @@ MUTATIONS = [
     ),
     Mutation(
         "slices-are-tested-for-ever", "communicator/shared_memory/engine/impl/endpoint.ipp",
-        "return has_polled_too_long(holding_up, \"copy a slice\") && progress(sequence);", "return false;",
+        "return has_polled_too_long([&] { return holding_up_slices(sequence); }, \"copy a slice\") &&", "return false &&",
         "communicator/shared_memory/engine/slices.test.cpp", "a rank that does not come for its slices*",
+    ),
+    Mutation(
+        "a-rank-holds-up-its-own-slices", "communicator/shared_memory/engine/impl/slices.ipp",
+        "return rank != own && (", "return own >= 0 && (",
+        "communicator/shared_memory/engine/slices.test.cpp", "no rank names itself*",
     ),
     Mutation(
         "each-sum-in-slices-has-a-deadline-of-its-own", "communicator/shared_memory/engine/impl/endpoint.ipp",

@@ -23297,12 +23297,13 @@ public:
     /// A sign of progress: how often this rank has advanced.
     [[nodiscard]] std::uint64_t moved() const noexcept { return lent_ + computed_ + taken_; }
 
-    /// The ranks for which this rank waits, if it cannot advance.
-    [[nodiscard]] std::vector<int> holding_up(Board& board) const;
+    /// The other ranks for which `own`, this rank, waits, if it cannot advance. It does not name itself even if one
+    /// of them has come meanwhile.
+    [[nodiscard]] std::vector<int> holding_up(Board& board, int own) const;
 
-    /// Whether this rank, which cannot advance, never will. That is so if an unfinished rank has
+    /// Whether `own`, this rank, which cannot advance, never will. That is so if an unfinished rank has
     /// died, if a rank has given up, or if the deadline of a rank for which it waits has passed.
-    [[nodiscard]] bool is_lost(Board& board) const;
+    [[nodiscard]] bool is_lost(Board& board, int own) const;
     /// Whether some rank is still computing a slice and may access this rank's memory. Ranks that
     /// have died, or have been stopped past the deadline, do not count.
     /// @pre this rank has announced that it gives up, so that no rank begins another slice
@@ -23389,16 +23390,16 @@ JOINABLE_DEFINITION bool Pipeline::is_needed(Board& board, std::uint64_t sequenc
     });
 }
 
-JOINABLE_DEFINITION std::vector<int> Pipeline::holding_up(Board& board) const {
+JOINABLE_DEFINITION std::vector<int> Pipeline::holding_up(Board& board, int own) const {
     std::uint64_t const done = done_by_all(board);
     std::uint64_t const lent = lent_by_all(board);
     return ranks_where(done == count_ ? 0 : board.size(), [&](int rank) {
         ChunkProgress const& its = board.progress(rank, sequence_);
-        return done < lent ? its.done.load() == done : its.lent.load() == lent;
+        return rank != own && (done < lent ? its.done.load() == done : its.lent.load() == lent);
     });
 }
 
-JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board) const {
+JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board, int own) const {
     if (!board.is_aborted()) {
         return false;
     }
@@ -23410,7 +23411,7 @@ JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board) const {
         return true;
     }
     AbortReason const reason = board.reason();
-    std::vector<int> const ranks = holding_up(board);
+    std::vector<int> const ranks = holding_up(board, own);
     return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
         return is_overdue(reason, rank);
     });
@@ -24565,6 +24566,8 @@ private:
     [[noreturn]] void throw_lost(std::uint64_t sequence);
     /// Waits until the pipeline can advance, or never will.
     void wait_for_slices(std::uint64_t sequence);
+    /// The ranks to name at the deadline. Empty if this rank can go on by now, or the group has failed.
+    [[nodiscard]] std::vector<int> holding_up_slices(std::uint64_t sequence);
     /// At the deadline of a group that had failed before. Other sums of slices are then given up without another wait.
     [[noreturn]] void give_up_on_slices(std::uint64_t sequence);
     [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
@@ -24723,12 +24726,8 @@ bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
         return false; // a thread never stops for long
     }
     if (pending.is_sliced && !board_.is_aborted()) {
-        auto const holding_up = [&] {
-            return pending.pipeline.can_advance(board_, rank_)
-                       ? std::vector<int>{}
-                       : pending.pipeline.holding_up(board_);
-        };
-        return has_polled_too_long(holding_up, "copy a slice") && progress(sequence);
+        return has_polled_too_long([&] { return holding_up_slices(sequence); }, "copy a slice") &&
+               progress(sequence);
     }
     if (!pending.polled.reaches(deadline_)) {
         return false;
@@ -24797,7 +24796,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
             if (pending.pipeline.moved() != moved) {
                 pending.polled = {};
             }
-            if (is_patience_over_ || pending.pipeline.is_lost(board_)) {
+            if (is_patience_over_ || pending.pipeline.is_lost(board_, rank_)) {
                 give_up(sequence);
                 if (!pending.pipeline.is_in_use(board_)) {
                     throw_lost(sequence);
@@ -24945,18 +24944,25 @@ void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
     Pipeline const& pipeline = pending_of(sequence).pipeline;
     auto const is_over = [&] {
         return is_done(sequence) || pipeline.can_advance(board_, rank_) ||
-               (pipeline.is_lost(board_) && (!has_given_up(sequence) || !pipeline.is_in_use(board_))
-               );
+               (pipeline.is_lost(board_, rank_) &&
+                (!has_given_up(sequence) || !pipeline.is_in_use(board_)));
     };
     wait_for_others(
         is_over,
-        [&] { return board_.is_aborted() ? std::vector<int>{} : pipeline.holding_up(board_); },
+        [&] { return holding_up_slices(sequence); },
         "copy a slice",
         [&] { return "waits in " + pending_of(sequence).signature.text(); }
     );
     if (!is_over()) {
         give_up_on_slices(sequence);
     }
+}
+
+template <class Group, class Memory>
+std::vector<int> Endpoint<Group, Memory>::holding_up_slices(std::uint64_t sequence) {
+    Pipeline const& pipeline = pending_of(sequence).pipeline;
+    bool const may_go_on = board_.is_aborted() || pipeline.can_advance(board_, rank_);
+    return may_go_on ? std::vector<int>{} : pipeline.holding_up(board_, rank_);
 }
 
 template <class Group, class Memory>

@@ -136,6 +136,8 @@ private:
     [[noreturn]] void throw_lost(std::uint64_t sequence);
     /// Waits until the pipeline can advance, or never will.
     void wait_for_slices(std::uint64_t sequence);
+    /// The ranks to name at the deadline. Empty if this rank can go on by now, or the group has failed.
+    [[nodiscard]] std::vector<int> holding_up_slices(std::uint64_t sequence);
     /// At the deadline of a group that had failed before. Other sums of slices are then given up without another wait.
     [[noreturn]] void give_up_on_slices(std::uint64_t sequence);
     [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {

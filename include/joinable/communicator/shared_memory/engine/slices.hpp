@@ -119,12 +119,13 @@ public:
     /// A sign of progress: how often this rank has advanced.
     [[nodiscard]] std::uint64_t moved() const noexcept { return lent_ + computed_ + taken_; }
 
-    /// The ranks for which this rank waits, if it cannot advance.
-    [[nodiscard]] std::vector<int> holding_up(Board& board) const;
+    /// The other ranks for which `own`, this rank, waits, if it cannot advance. It does not name itself even if one
+    /// of them has come meanwhile.
+    [[nodiscard]] std::vector<int> holding_up(Board& board, int own) const;
 
-    /// Whether this rank, which cannot advance, never will. That is so if an unfinished rank has
+    /// Whether `own`, this rank, which cannot advance, never will. That is so if an unfinished rank has
     /// died, if a rank has given up, or if the deadline of a rank for which it waits has passed.
-    [[nodiscard]] bool is_lost(Board& board) const;
+    [[nodiscard]] bool is_lost(Board& board, int own) const;
     /// Whether some rank is still computing a slice and may access this rank's memory. Ranks that
     /// have died, or have been stopped past the deadline, do not count.
     /// @pre this rank has announced that it gives up, so that no rank begins another slice

@@ -25,6 +25,8 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/make_arena.hpp>
 #include <joinable/communicator/progress_thread.hpp>
+#include <joinable/communicator/shared_memory/board/board.hpp>
+#include <joinable/communicator/shared_memory/engine/slices.hpp>
 #include <joinable/communicator/shared_memory/process.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -492,6 +494,28 @@ TEST_CASE("a rank that gives up several sums of a group that has failed waits on
                 *is_over = true;
             }
         });
+    }
+}
+
+TEST_CASE("no rank names itself among those that hold up its slices, if another one has just come"
+) {
+    using joinable::detail::Board;
+    Arena const memory{Board::bytes_for(3)};
+    Board& board = Board::create(3, {memory.data(), memory.bytes()});
+    joinable::detail::Descriptor const sum{
+        joinable::detail::Collective::all_reduce, DType::f32, ReduceOp::sum, 0, many
+    };
+    joinable::detail::Pipeline const pipeline{board, 0, sum};
+    using Ranks = std::vector<int>;
+    // Ranks 0 and 1 have not lent the first slice. Then all have, and ranks 0 and 1 have not computed it.
+    board.progress(2, 0).lent = 1;
+    for (int turn = 0; turn < 2; ++turn) {
+        CHECK(pipeline.holding_up(board, 0) == Ranks{1});
+        CHECK(pipeline.holding_up(board, 1) == Ranks{0});
+        CHECK(pipeline.holding_up(board, 2) == Ranks{0, 1});
+        board.progress(0, 0).lent = 1;
+        board.progress(1, 0).lent = 1;
+        board.progress(2, 0).done = 1;
     }
 }
 

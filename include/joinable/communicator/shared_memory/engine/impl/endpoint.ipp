@@ -102,12 +102,8 @@ bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
         return false; // a thread never stops for long
     }
     if (pending.is_sliced && !board_.is_aborted()) {
-        auto const holding_up = [&] {
-            return pending.pipeline.can_advance(board_, rank_)
-                       ? std::vector<int>{}
-                       : pending.pipeline.holding_up(board_);
-        };
-        return has_polled_too_long(holding_up, "copy a slice") && progress(sequence);
+        return has_polled_too_long([&] { return holding_up_slices(sequence); }, "copy a slice") &&
+               progress(sequence);
     }
     if (!pending.polled.reaches(deadline_)) {
         return false;
@@ -176,7 +172,7 @@ bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
             if (pending.pipeline.moved() != moved) {
                 pending.polled = {};
             }
-            if (is_patience_over_ || pending.pipeline.is_lost(board_)) {
+            if (is_patience_over_ || pending.pipeline.is_lost(board_, rank_)) {
                 give_up(sequence);
                 if (!pending.pipeline.is_in_use(board_)) {
                     throw_lost(sequence);
@@ -324,18 +320,25 @@ void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
     Pipeline const& pipeline = pending_of(sequence).pipeline;
     auto const is_over = [&] {
         return is_done(sequence) || pipeline.can_advance(board_, rank_) ||
-               (pipeline.is_lost(board_) && (!has_given_up(sequence) || !pipeline.is_in_use(board_))
-               );
+               (pipeline.is_lost(board_, rank_) &&
+                (!has_given_up(sequence) || !pipeline.is_in_use(board_)));
     };
     wait_for_others(
         is_over,
-        [&] { return board_.is_aborted() ? std::vector<int>{} : pipeline.holding_up(board_); },
+        [&] { return holding_up_slices(sequence); },
         "copy a slice",
         [&] { return "waits in " + pending_of(sequence).signature.text(); }
     );
     if (!is_over()) {
         give_up_on_slices(sequence);
     }
+}
+
+template <class Group, class Memory>
+std::vector<int> Endpoint<Group, Memory>::holding_up_slices(std::uint64_t sequence) {
+    Pipeline const& pipeline = pending_of(sequence).pipeline;
+    bool const may_go_on = board_.is_aborted() || pipeline.can_advance(board_, rank_);
+    return may_go_on ? std::vector<int>{} : pipeline.holding_up(board_, rank_);
 }
 
 template <class Group, class Memory>

@@ -41,16 +41,16 @@ JOINABLE_DEFINITION bool Pipeline::is_needed(Board& board, std::uint64_t sequenc
     });
 }
 
-JOINABLE_DEFINITION std::vector<int> Pipeline::holding_up(Board& board) const {
+JOINABLE_DEFINITION std::vector<int> Pipeline::holding_up(Board& board, int own) const {
     std::uint64_t const done = done_by_all(board);
     std::uint64_t const lent = lent_by_all(board);
     return ranks_where(done == count_ ? 0 : board.size(), [&](int rank) {
         ChunkProgress const& its = board.progress(rank, sequence_);
-        return done < lent ? its.done.load() == done : its.lent.load() == lent;
+        return rank != own && (done < lent ? its.done.load() == done : its.lent.load() == lent);
     });
 }
 
-JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board) const {
+JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board, int own) const {
     if (!board.is_aborted()) {
         return false;
     }
@@ -62,7 +62,7 @@ JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board) const {
         return true;
     }
     AbortReason const reason = board.reason();
-    std::vector<int> const ranks = holding_up(board);
+    std::vector<int> const ranks = holding_up(board, own);
     return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
         return is_overdue(reason, rank);
     });

@@ -605,6 +605,26 @@ MUTATIONS = [
         "interop/torch_mistakes.test.cpp", "each mistake of a libtorch user*",
     ),
     Mutation(
+        "gradients-that-are-views-are-averaged-in-the-memory-of-others", "interop/torch.hpp",
+        "take_apart(tensor.mutable_grad(), made);", "static_cast<void>(made);",
+        "interop/torch_gradients.test.cpp",
+    ),
+    Mutation(
+        "views-are-taken-for-the-only-ones-of-their-tensor", "interop/torch.hpp",
+        "if (is_held || gradient.storage()", "static_cast<void>(is_held); if (gradient.storage()",
+        "interop/torch_gradients.test.cpp", "*views of one*",
+    ),
+    Mutation(
+        "gradients-that-others-hold-are-told-by-views-only", "interop/torch.hpp",
+        "if (is_held || gradient.storage().use_count() > (is_view ? 3U : 2U)) {", "if (is_held) {",
+        "interop/torch_gradients.test.cpp",
+    ),
+    Mutation(
+        "gradients-of-linear-layers-are-copied", "interop/torch.hpp",
+        "(is_view ? 3U : 2U)", "2U",
+        "interop/torch_gradients.test.cpp", "*that nobody else reads*",
+    ),
+    Mutation(
         "models-of-modules-may-end-before-their-backward-pass", "interop/torch.hpp",
         "if (state == State::ended_in_a_round && accumulates) {", "if (false && accumulates) {",
         "interop/torch_mistakes.test.cpp", "each mistake of a libtorch user*",

@@ -41,7 +41,8 @@ struct BucketOptions {
     /// Off: threads and processes of one machine sum gradients where they lie and write the averages there. Processes
     /// copy what lies in no arena of make_arena() during the sum, a slice at a time. From when a gradient is ready, or was
     /// said to be unused, nobody else reads, writes or frees it, until backward() has returned or thrown; with the verbs,
-    /// until finalize_backward() has returned, or the Join or the reducer is destroyed. Over processes an exception first
+    /// until finalize_backward() has returned, or the Join or the reducer is destroyed. That counts an engine that goes on with
+    /// its pass, too; the one of libtorch gets a copy where autograd still reads the memory. Over processes an exception first
     /// finishes sums that have begun with the others, at most until the deadline: their slices need this rank's share.
     /// Other transports copy gradients into the buckets and back; so do all with gradients whose strides are not those of
     /// the bucket.

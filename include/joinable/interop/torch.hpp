@@ -270,20 +270,35 @@ using TorchModule = std::remove_reference_t<decltype(torch_module_of(std::declva
 using TorchNode =
     decltype(::torch::autograd::impl::grad_accumulator(std::declval<at::Tensor const&>()));
 
-/// Runs after autograd has written a gradient.
+/// Runs after autograd has written a gradient, with the one that autograd gave to it.
 class TorchHook final : public ::torch::autograd::FunctionPostHook {
 public:
-    explicit TorchHook(std::function<void()> body) : body_{std::move(body)} {}
-    ::torch::autograd::variable_list
-    operator()(::torch::autograd::variable_list const& outputs, ::torch::autograd::variable_list const&)
-        override {
-        body_();
+    explicit TorchHook(std::function<void(at::Tensor const&)> body) : body_{std::move(body)} {}
+    ::torch::autograd::variable_list operator()(
+        ::torch::autograd::variable_list const& outputs,
+        ::torch::autograd::variable_list const& inputs
+    ) override {
+        body_(inputs.at(0));
         return outputs;
     }
 
 private:
-    std::function<void()> body_;
+    std::function<void(at::Tensor const&)> body_;
 };
+
+/// Gives a gradient memory of its own if autograd or the user may still read what it has. Autograd takes over what it
+/// computed, `made`, without a copy if no other tensor is the same, but nodes that have yet to run may hold views of it.
+inline void take_apart(at::Tensor& gradient, at::Tensor const& made) {
+    if (!gradient.has_storage() || !made.has_storage() || !gradient.is_alias_of(made)) {
+        return;
+    }
+    // A view keeps the tensor that it is of. Those of a Linear's gradients, for example, nobody else has.
+    bool const is_view = made.is_view();
+    bool const is_held = is_view && made._base().use_count() > 1;
+    if (is_held || gradient.storage().use_count() > (is_view ? 3U : 2U)) {
+        gradient = gradient.clone();
+    }
+}
 
 /// Calls `visit` with the nodes of the graph of these tensors. It goes on behind those for which `visit` returns true.
 template <class F>
@@ -325,12 +340,13 @@ public:
             if (at::Tensor const& tensor = parameters[i].tensor; tensor.requires_grad()) {
                 // Held, or each graph would make a new node without the hook.
                 TorchNode node = ::torch::autograd::impl::grad_accumulator(tensor);
-                c10::Device const device = tensor.device();
-                auto const hook =
-                    node->add_post_hook(std::make_unique<TorchHook>([this, ready, i, device] {
-                        order_caller(device);
+                auto const hook = node->add_post_hook(
+                    std::make_unique<TorchHook>([this, ready, i, tensor](at::Tensor const& made) {
+                        take_apart(tensor.mutable_grad(), made);
+                        order_caller(tensor.device());
                         ready(i);
-                    }));
+                    })
+                );
                 watched_.push_back({tensor, std::move(node), hook, i});
             }
         }

@@ -182,7 +182,10 @@ struct DrawnNetImpl : torch::nn::Module {
                     torch::nn::EmbeddingBagOptions{7, width}.mode(torch::kSum).sparse(has_rows)
                 }};
                 break;
-            case Part::scale: register_parameter(name, torch::ones({})); break;
+            case Part::scale:
+                register_parameter(name, torch::ones({}));
+                register_parameter(name + "_shift", torch::ones({width}));
+                break;
             case Part::counter: register_buffer(name, torch::zeros({2}, torch::kLong)); break;
             default:
                 if (training.parts[i] != Part::tied || !last_linear) {
@@ -229,7 +232,10 @@ struct DrawnNetImpl : torch::nn::Module {
                 x = x + layers_[i].forward<Tensor>(x, hidden);
                 break;
             }
-            case Part::scale: x = x * named_parameters(false)[name]; break;
+            case Part::scale: // of one sample the shift's gradient is a view of the sum's
+                x = x * named_parameters(false)[name];
+                x = x + named_parameters(false)[name + "_shift"].unsqueeze(0);
+                break;
             case Part::branch:
                 if ((batch.branches >> i & 1U) != 0) {
                     x = x + linear();

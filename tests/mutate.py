@@ -2498,6 +2498,11 @@ MUTATIONS = [
         "communicator/shared_memory/engine/slices.test.cpp", "a rank that does not come for its slices*",
     ),
     Mutation(
+        "overdue-ranks-of-other-groups-count", "communicator/shared_memory/engine/impl/slices.ipp",
+        "        return board.is_overdue(rank);\n", "        return std::ranges::count(board.reason().ranks, rank) != 0;\n",
+        "communicator/shared_memory/engine/slices.test.cpp", "*in the numbers of another group*",
+    ),
+    Mutation(
         "a-rank-holds-up-its-own-slices", "communicator/shared_memory/engine/impl/slices.ipp",
         "return rank != own && (", "return own >= 0 && (",
         "communicator/shared_memory/engine/slices.test.cpp", "no rank names itself*",

@@ -21789,6 +21789,10 @@ public:
         room.wake();
     }
 
+    /// Records that another rank of this board waited for `rank` until its deadline.
+    void set_overdue(int rank) noexcept { state_of(rank).is_overdue.store(true); }
+    [[nodiscard]] bool is_overdue(int rank) noexcept { return state_of(rank).is_overdue.load(); }
+
     /// Whether some chunk of a collective will never be computed, because the rank that had claimed
     /// it died or was given up, and no other rank can still finish one. All ranks find the same.
     /// @pre all chunks are claimed
@@ -21804,6 +21808,11 @@ public:
     /// @pre some line is frozen
     [[nodiscard]] AbortReason reason() const { return here(reason_.reason()); }
 
+    /// How far the members of a rank's state reach, which differs between versions that have others.
+    [[nodiscard]] static constexpr std::size_t state_bytes() noexcept {
+        return offsetof(RankState, is_overdue) + sizeof(RankState::is_overdue);
+    }
+
     /// See Communicator. Called before any rank but the caller knows the board.
     void renumber() noexcept { is_renumbered_ = true; }
     [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
@@ -21815,12 +21824,14 @@ public:
 
 private:
     static constexpr std::uint64_t nothing = ~std::uint64_t{0};
+    /// Its members are part of what ranks agree on: see state_bytes().
     struct alignas(64) RankState {
         std::atomic<std::uint64_t> retired{0};
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
         std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< per worker
         std::atomic<bool> is_dead{false};
         std::atomic<bool> is_given_up{false}; ///< stopped within a chunk at some rank's deadline
+        std::atomic<bool> is_overdue{false};  ///< at some rank's deadline
     };
 
     [[nodiscard]] static std::atomic<std::uint64_t>&
@@ -23311,7 +23322,6 @@ public:
     [[nodiscard]] bool is_in_use(Board& board) const;
 
 private:
-    [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept;
     /// Whether any rank has given up. It then expects no other rank in its memory any more.
     [[nodiscard]] bool is_given_up(Board& board) const noexcept;
     [[nodiscard]] bool can_compute(Board& board) const noexcept {
@@ -23411,24 +23421,17 @@ JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board, int own) const {
     if (any_rank(board.size(), has_died_before_its_end) || is_given_up(board)) {
         return true;
     }
-    AbortReason const reason = board.reason();
     std::vector<int> const ranks = holding_up(board, own);
     return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
-        return is_overdue(reason, rank);
+        return board.is_overdue(rank);
     });
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_in_use(Board& board) const {
-    AbortReason const reason = board.reason();
     std::vector<int> const ranks = board.computing(sequence_);
     return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
-        return !board.is_dead(rank) && !is_overdue(reason, rank);
+        return !board.is_dead(rank) && !board.is_overdue(rank);
     });
-}
-
-JOINABLE_DEFINITION bool Pipeline::is_overdue(AbortReason const& reason, int rank) noexcept {
-    return reason.kind == FailureKind::timed_out && reason.origin < 0 &&
-           std::find(reason.ranks.begin(), reason.ranks.end(), rank) != reason.ranks.end();
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_given_up(Board& board) const noexcept {
@@ -24606,6 +24609,9 @@ private:
     }
     void
     abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
+        for (int const rank : overdue) { // before the abort: a rank that sees it asks for them
+            board_.set_overdue(rank);
+        }
         group_.abort(reason_of_delay(overdue, to_do, deadline_, rank_, meanwhile), rank_);
     }
 
@@ -25594,6 +25600,7 @@ bool GroupRank<Memory>::is_delivered(Message& message) {
 
 template <class Memory>
 void GroupRank<Memory>::give_up_on_copy(Message& message) {
+    group_.board().set_overdue(message.peer);
     group_.abort(
         reason_of_delay(
             {message.peer},
@@ -26664,6 +26671,7 @@ struct alignas(64) Heading {
         library_version,
         sizeof(Member),
         sizeof(Board),
+        Board::state_bytes(),
         sizeof(ArrivalLine),
         sizeof(StoredReason),
         Board::max_in_flight,

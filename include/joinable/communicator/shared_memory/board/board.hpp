@@ -152,6 +152,10 @@ public:
         room.wake();
     }
 
+    /// Records that another rank of this board waited for `rank` until its deadline.
+    void set_overdue(int rank) noexcept { state_of(rank).is_overdue.store(true); }
+    [[nodiscard]] bool is_overdue(int rank) noexcept { return state_of(rank).is_overdue.load(); }
+
     /// Whether some chunk of a collective will never be computed, because the rank that had claimed
     /// it died or was given up, and no other rank can still finish one. All ranks find the same.
     /// @pre all chunks are claimed
@@ -167,6 +171,11 @@ public:
     /// @pre some line is frozen
     [[nodiscard]] AbortReason reason() const { return here(reason_.reason()); }
 
+    /// How far the members of a rank's state reach, which differs between versions that have others.
+    [[nodiscard]] static constexpr std::size_t state_bytes() noexcept {
+        return offsetof(RankState, is_overdue) + sizeof(RankState::is_overdue);
+    }
+
     /// See Communicator. Called before any rank but the caller knows the board.
     void renumber() noexcept { is_renumbered_ = true; }
     [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
@@ -178,12 +187,14 @@ public:
 
 private:
     static constexpr std::uint64_t nothing = ~std::uint64_t{0};
+    /// Its members are part of what ranks agree on: see state_bytes().
     struct alignas(64) RankState {
         std::atomic<std::uint64_t> retired{0};
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
         std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< per worker
         std::atomic<bool> is_dead{false};
         std::atomic<bool> is_given_up{false}; ///< stopped within a chunk at some rank's deadline
+        std::atomic<bool> is_overdue{false};  ///< at some rank's deadline
     };
 
     [[nodiscard]] static std::atomic<std::uint64_t>&

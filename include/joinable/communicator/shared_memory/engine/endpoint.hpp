@@ -175,6 +175,9 @@ private:
     }
     void
     abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
+        for (int const rank : overdue) { // before the abort: a rank that sees it asks for them
+            board_.set_overdue(rank);
+        }
         group_.abort(reason_of_delay(overdue, to_do, deadline_, rank_, meanwhile), rank_);
     }
 

@@ -132,7 +132,6 @@ public:
     [[nodiscard]] bool is_in_use(Board& board) const;
 
 private:
-    [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept;
     /// Whether any rank has given up. It then expects no other rank in its memory any more.
     [[nodiscard]] bool is_given_up(Board& board) const noexcept;
     [[nodiscard]] bool can_compute(Board& board) const noexcept {

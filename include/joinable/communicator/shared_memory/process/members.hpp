@@ -115,6 +115,7 @@ struct alignas(64) Heading {
         library_version,
         sizeof(Member),
         sizeof(Board),
+        Board::state_bytes(),
         sizeof(ArrivalLine),
         sizeof(StoredReason),
         Board::max_in_flight,

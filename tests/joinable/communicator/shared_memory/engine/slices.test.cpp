@@ -497,6 +497,48 @@ TEST_CASE("a rank that gives up several sums of a group that has failed waits on
     }
 }
 
+TEST_CASE(
+    "a rank that is overdue in the numbers of another group is not taken for one of this group"
+) {
+    Shared<Gate> gate;
+    Shared<std::atomic<bool>> is_over;
+    run_process_ranks({3}, [&](ProcessCommunicator& comm) {
+        int const rank = comm.rank();
+        auto pair = comm.split(rank == 1 ? 1 : 0, 0); // rank 2 is rank 1 there
+        if (rank == 1) {
+            wait_until(*is_over, true);
+            return;
+        }
+        Elements<float> const values{pair, rank == 0, many, [](std::size_t) { return 1.0F; }};
+        if (rank == 2) {
+            gate->close(own_share(values, 1, 2));
+        }
+        auto work = pair.all_reduce(values.buffer(), ReduceOp::sum);
+        if (rank == 0) {
+            while (!gate->is_reached) {
+                CHECK(!work.test());
+            }
+            comm.abort({joinable::FailureKind::timed_out, {1}, "rank 1 did not come"});
+            CHECK(pair.is_aborted());
+            bool is_lost = false;
+            for (int i = 0; i < 100 && !is_lost; ++i) {
+                try {
+                    is_lost = work.test();
+                } catch (joinable::TimedOut const&) {
+                    is_lost = true; // while rank 2 still writes here
+                }
+            }
+            CHECK(!is_lost);
+            gate->is_open = true;
+        }
+        work.wait();
+        CHECK(values.are([](std::size_t) { return 2.0F; }));
+        if (rank == 0) {
+            *is_over = true;
+        }
+    });
+}
+
 TEST_CASE("no rank names itself among those that hold up its slices, if another one has just come"
 ) {
     using joinable::detail::Board;

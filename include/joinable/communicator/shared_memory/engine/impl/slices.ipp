@@ -61,24 +61,17 @@ JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board, int own) const {
     if (any_rank(board.size(), has_died_before_its_end) || is_given_up(board)) {
         return true;
     }
-    AbortReason const reason = board.reason();
     std::vector<int> const ranks = holding_up(board, own);
     return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
-        return is_overdue(reason, rank);
+        return board.is_overdue(rank);
     });
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_in_use(Board& board) const {
-    AbortReason const reason = board.reason();
     std::vector<int> const ranks = board.computing(sequence_);
     return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
-        return !board.is_dead(rank) && !is_overdue(reason, rank);
+        return !board.is_dead(rank) && !board.is_overdue(rank);
     });
-}
-
-JOINABLE_DEFINITION bool Pipeline::is_overdue(AbortReason const& reason, int rank) noexcept {
-    return reason.kind == FailureKind::timed_out && reason.origin < 0 &&
-           std::find(reason.ranks.begin(), reason.ranks.end(), rank) != reason.ranks.end();
 }
 
 JOINABLE_DEFINITION bool Pipeline::is_given_up(Board& board) const noexcept {

@@ -228,6 +228,7 @@ bool GroupRank<Memory>::is_delivered(Message& message) {
 
 template <class Memory>
 void GroupRank<Memory>::give_up_on_copy(Message& message) {
+    group_.board().set_overdue(message.peer);
     group_.abort(
         reason_of_delay(
             {message.peer},

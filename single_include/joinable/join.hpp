@@ -18029,7 +18029,9 @@ public:
     /// orders and a static graph that were recorded are forgotten. A parameter is the one of the same name, or, without a
     /// name, the one whose value is at the same address: what a reduction keeps of it moves along, if dtype and extents
     /// are the same, and is dropped where it is not trained any more. Attached state stays. Those that were listed before
-    /// must exist until this returns. A gradient that lies in a bucket stays readable where it is frozen now.
+    /// must exist until this returns; one that is left out while its gradient (or, with parameters_as_bucket_view, its
+    /// value) lies in a bucket must live as long as this object. A gradient that lies in a bucket stays readable where it
+    /// is frozen now.
     /// @throws ContractViolation  in a guard or a round; gradients hold batches that no round has reduced, and are not all
     ///         absent or zeros; or what the constructor throws. The other ranks throw PeerFailed.
     /// @throws Mismatch  ranks list different models, or other ranks do something else. After this and a

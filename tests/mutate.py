@@ -683,6 +683,11 @@ MUTATIONS = [
         "participant/local_optimizer.test.cpp", "an engine's optimizer steps all*",
     ),
     Mutation(
+        "a-rank-alone-lacks-memory-for-its-former-buckets", "participant/sharded/data_parallel.hpp",
+        "former_.reserve(former_.size() + 1);", "",
+        "../trace/allocations.test.cpp", "a model or an optimizer that is out of memory*",
+    ),
+    Mutation(
         "a-rank-alone-refuses-a-group-while-it-holds-values", "participant/sharded/data_parallel.hpp",
         "                this->hooks().require_released();\n", "",
         "participant/sharded_parameters.test.cpp", "a group is added on no rank*",

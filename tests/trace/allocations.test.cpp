@@ -804,6 +804,17 @@ TEST_CASE("a model or an optimizer that is out of memory on one rank is refused 
         CHECK(made > 10);
         CHECK(gathered > 5);
         CHECK(loaded > 1);
+        {
+            std::vector<Param<float>> more = make_params<float>({5});
+            joinable::ShardedDataParallel sharded{
+                comm, params, joinable::Adam{}, {.sharding = Sharding::optimizer}
+            };
+            std::size_t const added = fail_each_allocation(comm, [&] {
+                sharded.add_parameter_group(more, joinable::Adam{});
+            });
+            CHECK(added > 20);
+            CHECK(sharded.groups().size() == 2);
+        }
         for (Sharding const sharding :
              {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
             joinable::ShardedOptions const options{.sharding = sharding};

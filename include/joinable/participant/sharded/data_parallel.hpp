@@ -352,6 +352,7 @@ private:
         Last const last = [&](detail::ShardGroup const& group) {
             also(group);
             ParameterList const all = parameters_with(group);
+            former_.reserve(former_.size() + 1); // after the agreement a rank alone would throw
             made.reducer_ = reducer_with(group, all);
             made.listed_ = std::make_unique<detail::ListedModel>(
                 all, this->sharding() != Sharding::parameters

@@ -278,7 +278,7 @@ public:
         ::torch::autograd::variable_list const& outputs,
         ::torch::autograd::variable_list const& inputs
     ) override {
-        body_(inputs.at(0));
+        body_(inputs.empty() ? at::Tensor{} : inputs.front());
         return outputs;
     }
 

@@ -770,11 +770,7 @@ public:
         return has_split<Comm> || communicator().size() == 1;
     }
     [[nodiscard]] bool sums_pieces() const noexcept override {
-        if constexpr (has_sum_of_pieces<Comm>) {
-            return communicator().sums_pieces();
-        } else {
-            return false;
-        }
+        return detail::sums_pieces(communicator());
     }
     [[nodiscard]] bool is_in_reach([[maybe_unused]] ConstBuffer buffer) const noexcept override {
         if constexpr (has_sum_of_pieces<Comm>) {

@@ -2118,8 +2118,7 @@ private:
 
     void search(std::size_t i, std::size_t total) noexcept;
 
-    std::array<Term, 2 * max_tensor_rank + 2> terms_{
-    }; ///< dimensions of two views, and their elements' bytes
+    std::array<Term, 2 * max_tensor_rank + 2> terms_{}; ///< of two views, and their elements' bytes
     std::size_t size_ = 0;
     int wanted_ = 0;
     int steps_ = 0;
@@ -7151,6 +7150,16 @@ concept has_sum_of_pieces =
         { comm.sum_pieces(buffer, factor) } -> Work;
     };
 
+/// Whether ranks sum pieces: some communicators with that member are of ranks that do not.
+template <class Comm>
+[[nodiscard]] bool sums_pieces(Comm const& comm) noexcept {
+    if constexpr (has_sum_of_pieces<Comm>) {
+        return comm.sums_pieces();
+    } else {
+        return false;
+    }
+}
+
 /// Whether a rank reads memory of the others wherever it lies, as threads do.
 template <class Comm>
 [[nodiscard]] bool reaches_all(Comm const& comm) noexcept {
@@ -9987,11 +9996,7 @@ public:
     /// Called when a guard has ended, in any way: averages in the gradients of joined ranks last until then.
     /// Enqueues on the device. Local. Afterwards no rank uses this one's gradients, or waits for its share of a sum.
     void end_guard() {
-        bool moves_slices = false;
-        if constexpr (detail::has_sum_of_pieces<Comm>) {
-            moves_slices = comm_.sums_pieces();
-        }
-        take_gradients_back([] {}, moves_slices);
+        take_gradients_back([] {}, detail::sums_pieces(comm_)); // which also move slices of buckets
         gradients_->end_guard();
     }
     /// An exception has left the iteration. If other ranks may still use this one's gradients where they lie, calls
@@ -15231,9 +15236,9 @@ JOINABLE_DEFINITION JoinResult Guard::finish() {
         try {
             session_.finish(*this);
         } catch (...) {
+            // Others may wait for what hooks have begun. Participants still say why the guard is over.
             if (session_.is_over()) {
-                end_hooks(
-                ); // others may wait for what hooks have begun; participants still say why it is over
+                end_hooks();
             }
             throw;
         }

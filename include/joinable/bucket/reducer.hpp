@@ -385,11 +385,7 @@ public:
     /// Called when a guard has ended, in any way: averages in the gradients of joined ranks last until then.
     /// Enqueues on the device. Local. Afterwards no rank uses this one's gradients, or waits for its share of a sum.
     void end_guard() {
-        bool moves_slices = false;
-        if constexpr (detail::has_sum_of_pieces<Comm>) {
-            moves_slices = comm_.sums_pieces();
-        }
-        take_gradients_back([] {}, moves_slices);
+        take_gradients_back([] {}, detail::sums_pieces(comm_)); // which also move slices of buckets
         gradients_->end_guard();
     }
     /// An exception has left the iteration. If other ranks may still use this one's gradients where they lie, calls

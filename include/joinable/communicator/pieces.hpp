@@ -76,6 +76,16 @@ concept has_sum_of_pieces =
         { comm.sum_pieces(buffer, factor) } -> Work;
     };
 
+/// Whether ranks sum pieces: some communicators with that member are of ranks that do not.
+template <class Comm>
+[[nodiscard]] bool sums_pieces(Comm const& comm) noexcept {
+    if constexpr (has_sum_of_pieces<Comm>) {
+        return comm.sums_pieces();
+    } else {
+        return false;
+    }
+}
+
 /// Whether a rank reads memory of the others wherever it lies, as threads do.
 template <class Comm>
 [[nodiscard]] bool reaches_all(Comm const& comm) noexcept {

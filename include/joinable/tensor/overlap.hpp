@@ -56,8 +56,7 @@ private:
 
     void search(std::size_t i, std::size_t total) noexcept;
 
-    std::array<Term, 2 * max_tensor_rank + 2> terms_{
-    }; ///< dimensions of two views, and their elements' bytes
+    std::array<Term, 2 * max_tensor_rank + 2> terms_{}; ///< of two views, and their elements' bytes
     std::size_t size_ = 0;
     int wanted_ = 0;
     int steps_ = 0;

@@ -49,6 +49,18 @@ struct Group {
     [[nodiscard]] int size() const { return end - first; }
 };
 
+/// Adds a number to all gradients, each of which is ready then.
+template <class Model, class Params>
+void run_pass(Model& model, Params& params, double number) {
+    model.forward([] {});
+    model.backward([&](auto ready) {
+        for (std::size_t p = 0; p < params.size(); ++p) {
+            add_gradient(params[p], number);
+            ready(p);
+        }
+    });
+}
+
 TEST_CASE("a sharded optimizer steps the expert of a group, and rests while no rank of it is active"
 ) {
     auto const check = [](auto& comm, bool has_all) {
@@ -74,16 +86,8 @@ TEST_CASE("a sharded optimizer steps the expert of a group, and rests while no r
                     for (int i = 0; i < inputs_of(comm.rank()); ++i) {
                         drop_gradients(shared);
                         drop_gradients(expert);
-                        of_all.forward([] {});
-                        of_all.backward([&](auto ready) {
-                            add_gradient(shared[0], 1.0);
-                            ready(0);
-                        });
-                        of_group.forward([] {});
-                        of_group.backward([&](auto ready) {
-                            add_gradient(expert[0], 1.0 + comm.rank() + i);
-                            ready(0);
-                        });
+                        run_pass(of_all, shared, 1.0);
+                        run_pass(of_group, expert, 1.0 + comm.rank() + i);
                         step.step();
                         zero.rule().learning_rate = rate_of(epoch, i);
                         zero.step();
@@ -132,18 +136,8 @@ TEST_CASE("ranks of a group step by the settings of its lowest active rank") {
             joinable::Join guard{
                 participants(of_all, of_group, step, zero), joinable::groups_of(comm)
             };
-            of_all.forward([] {});
-            of_all.backward([&](auto ready) {
-                add_gradient(shared[0], 1.0);
-                ready(0);
-            });
-            of_group.forward([] {});
-            of_group.backward([&](auto ready) {
-                for (std::size_t p = 0; p < expert.size(); ++p) {
-                    add_gradient(expert[p], 1.0);
-                    ready(p);
-                }
-            });
+            run_pass(of_all, shared, 1.0);
+            run_pass(of_group, expert, 1.0);
             step.step();
             zero.rule().learning_rate = 0.5 + comm.rank(); // 0.5 and 1.5, 2.5 and 3.5
             zero.step();
@@ -173,16 +167,8 @@ TEST_CASE("a model that deals its state and gradients out may be an expert, and 
         for (int i = 0; i < 1 + comm.rank(); ++i) {
             drop_gradients(shared);
             drop_gradients(expert);
-            of_all.forward([] {});
-            of_all.backward([&](auto ready) {
-                add_gradient(shared[0], 1.0);
-                ready(0);
-            });
-            of_group.forward([] {});
-            of_group.backward([&](auto ready) {
-                add_gradient(expert[0], 1.0);
-                ready(0);
-            });
+            run_pass(of_all, shared, 1.0);
+            run_pass(of_group, expert, 1.0);
             of_group.step();
             step.step();
         }

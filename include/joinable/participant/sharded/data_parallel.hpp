@@ -327,12 +327,12 @@ private:
         auto const also = [&](detail::ShardGroup const&) {
             if (this->reducer_) { // in the agreement, or a rank alone would refuse
                 this->hooks().require_released();
-            }
-            if (this->reducer_ && this->window().window().is_open()) {
-                throw ContractViolation{
-                    "add_parameter_group() was called while gradients hold batches that no round has reduced; add "
-                    "groups after a round that syncs, or call discard_window() before"
-                };
+                if (this->window().window().is_open()) {
+                    throw ContractViolation{
+                        "add_parameter_group() was called while gradients hold batches that no round has reduced; add "
+                        "groups after a round that syncs, or call discard_window() before"
+                    };
+                }
             }
             prepare();
         };

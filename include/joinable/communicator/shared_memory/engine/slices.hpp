@@ -11,7 +11,6 @@
 #include <joinable/communicator/shared_memory/board/tuning.hpp>
 #include <joinable/communicator/shared_memory/engine/exchange.hpp>
 #include <joinable/config.hpp>
-#include <joinable/error.hpp>
 
 /// @file
 /// Moves a large collective in slices if other ranks cannot reach some rank's buffer. Each such

@@ -80,9 +80,9 @@ JOINABLE_DEFINITION JoinResult Guard::finish() {
         try {
             session_.finish(*this);
         } catch (...) {
+            // Others may wait for what hooks have begun. Participants still say why the guard is over.
             if (session_.is_over()) {
-                end_hooks(
-                ); // others may wait for what hooks have begun; participants still say why it is over
+                end_hooks();
             }
             throw;
         }

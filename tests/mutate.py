@@ -194,6 +194,43 @@ MUTATIONS = [
         "        for (ControlCommunicator* communicator : communicators_) {", "        for (ControlCommunicator* communicator : {communicators_.front()}) {",
         "participant/groups.test.cpp", "a throw at any point*",
     ),
+    # -- state that a group shares ----------------------------------------------------------------------
+    Mutation(
+        "guards-do-not-end-groups-of-shards", "join/detail/impl/guard.ipp",
+        "        add(entrants_[place]->shards.get());\n", "",
+        "participant/hybrid_sharding.test.cpp", "a rank that throws*",
+    ),
+    Mutation(
+        "groups-of-shards-are-not-known", "join/groups.hpp",
+        "{&own, entrants[place]->shards.get()}", "{&own}",
+        "participant/hybrid_sharding.test.cpp", "a rank that*",
+    ),
+    Mutation(
+        "owners-of-rows-in-all-groups-are-summed", "participant/sharded/optimizer.hpp",
+        "(has_groups() ? shard_words_ : words()).sum", "words().sum",
+        "participant/hybrid_sharding.test.cpp", "owners in groups send*",
+    ),
+    Mutation(
+        "groups-load-other-states", "participant/sharded/optimizer.hpp",
+        "        require_same_state(state, from_rank);\n", "",
+        "participant/hybrid_sharding.test.cpp", "state is gathered*",
+    ),
+    Mutation(
+        "each-group-writes-its-state", "participant/sharded/optimizer.hpp",
+        "return !has_groups() || has_first != 0;", "return true;",
+        "participant/hybrid_sharding.test.cpp", "a checkpoint of groups*",
+    ),
+    Mutation(
+        "the-group-alone-votes-for-the-step", "participant/sharded/detail/before_step.hpp",
+        "auto const ranks = static_cast<std::uint64_t>(words.size());",
+        "auto const ranks = static_cast<std::uint64_t>(comm_.size());",
+        "participant/hybrid_sharding.test.cpp", "before_step sums*",
+    ),
+    Mutation(
+        "ranks-differ-in-whether-groups-share", "participant/sharded/optimizer.hpp",
+        '        compared.add("groups of ranks share the state", has_groups());\n', "",
+        "participant/hybrid_sharding.test.cpp", "mistakes*",
+    ),
     # -- gradients that are rows -----------------------------------------------------------------------
     Mutation(
         "rows-are-multiplied-before-they-are-added", "bucket/detail/impl/sparse_gradients.ipp",
@@ -3071,7 +3108,7 @@ MUTATIONS = [
     ),
     Mutation(
         "some-ranks-skip-a-step", "participant/sharded/detail/before_step.hpp",
-        "steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())", "false",
+        "steppers != 0 && steppers != ranks", "false",
         "participant/sharded_data_parallel.test.cpp", "a step that some ranks skip*",
     ),
     Mutation(

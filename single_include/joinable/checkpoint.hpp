@@ -1769,6 +1769,7 @@ public:
     [[nodiscard]] std::vector<NoRule> const& settings() const noexcept { return rules_; }
     static void resume(std::vector<NoRule> const&, std::span<std::uint64_t const>) noexcept {}
     static void take_settings(Round const&) noexcept {}
+    [[nodiscard]] static bool writes_state() noexcept { return true; }
     template <class Loads>
     static void reload_masters(Loads const&) noexcept {}
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
@@ -2159,6 +2160,7 @@ private:
         detail::ControlOver<Comm&> control{join_communicator()};
         bool const is_root = control.rank() == 0;
         bool const is_source = control.rank() == (has_optimizer ? 0 : source);
+        bool const writes_state = zero_.writes_state();
         std::optional<detail::ModelLayout> layout;
         detail::SavedModel model;
         std::vector<detail::TensorPart> parts;
@@ -2174,14 +2176,18 @@ private:
             auto const ranks = static_cast<std::size_t>(control.size());
             layout.emplace(layout_by(file_, zero_.rules(), kept_with(model, list), ranks));
             layout->place();
-            parts = layout->own_state();
-            for (auto const& more :
-                 {layout->own_values(is_source), layout->own_kept(rank, control.rank() == source)
-                 }) {
+            auto const add = [&](std::vector<detail::TensorPart> const& more) {
                 parts.insert(parts.end(), more.begin(), more.end());
-            }
+            };
             words = layout->own_steps();
             std::size_t const parameters = words.size();
+            if (writes_state) {
+                add(layout->own_state());
+                add(layout->own_values(is_source));
+            } else { // another group of shards has the same
+                std::fill(words.begin(), words.end(), 0);
+            }
+            add(layout->own_kept(rank, control.rank() == source));
             words.resize(parameters + layout->tensors().size());
             detail::DeadlineRenewal renewal{control};
             for (detail::TensorPart const& part : parts) {

@@ -32,8 +32,11 @@ public:
         auto groups = std::make_unique<GroupsOfRanks>();
         for (std::size_t const place : sequence) {
             ControlCommunicator& own = entrants[place]->control();
-            if (own.size() < control.size() && groups->number_of(own) == 0) {
-                groups->groups_.push_back({&own, groups->numbers_.size(), {}});
+            for (ControlCommunicator* one : {&own, entrants[place]->shards.get()}) {
+                if (one != nullptr && one->size() < control.size() &&
+                    groups->number_of(*one) == 0) {
+                    groups->groups_.push_back({one, groups->numbers_.size(), {}});
+                }
             }
             groups->numbers_.push_back(groups->number_of(own));
             groups->sequence_.push_back(place);

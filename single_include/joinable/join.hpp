@@ -14667,6 +14667,8 @@ public:
     Averages const averages;
     Accumulated held = Accumulated::none; ///< before the guard
     Attachment attachment;
+    /// That of the ranks which share a state, if the participant names it. The guard ends it with the others.
+    std::unique_ptr<ControlCommunicator> shards;
     bool has_hook =
         false; ///< to end: that of a destroyed participant refers to what was, and is left as it is
 
@@ -14722,7 +14724,13 @@ public:
     EntrantOf(J& joinable, arguments_of<J> arguments)
         : Entrant{info_of(joinable), joinable.join_state(), averages_of(joinable)},
           joinable_{joinable}, arguments_{std::move(arguments)},
-          control_{joinable.join_communicator()} {}
+          control_{joinable.join_communicator()} {
+        if constexpr (requires { joinable.shard_communicator(); }) {
+            shards =
+                std::make_unique<ControlOver<join_communicator_t<J>&>>(joinable.shard_communicator()
+                );
+        }
+    }
     ~EntrantOf() override { end_hook(); }
 
     [[nodiscard]] ControlCommunicator& control() override { return control_; }
@@ -15164,6 +15172,7 @@ private:
 
 #if JOINABLE_HAS_DEFINITIONS
 
+#include <algorithm>
 #include <exception>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -15275,18 +15284,15 @@ JOINABLE_DEFINITION void Guard::keep_alive() const {
 JOINABLE_DEFINITION std::vector<ControlCommunicator*> Guard::communicators() const {
     std::vector<ControlCommunicator*> distinct;
     auto const add = [&](ControlCommunicator* candidate) {
-        for (auto const* known : distinct) {
-            if (known->address() == candidate->address()) {
-                return;
-            }
+        auto const is_same = [&](auto* known) { return known->address() == candidate->address(); };
+        if (candidate != nullptr && std::none_of(distinct.begin(), distinct.end(), is_same)) {
+            distinct.push_back(candidate);
         }
-        distinct.push_back(candidate);
     };
-    if (control_) {
-        add(control_.get());
-    }
+    add(control_.get());
     for (std::size_t const place : order_.main) {
         add(&entrants_[place]->control());
+        add(entrants_[place]->shards.get());
     }
     return distinct;
 }

@@ -5221,7 +5221,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <class Comm>
 class ShardedBeforeStep final : ShardSums {
 public:
-    /// Refers to both, which connect the same ranks.
+    /// Refers to both, which connect the ranks that share the state.
     ShardedBeforeStep(Comm& comm, HostCollectives<Comm>& host, Sharding sharding)
         : comm_{comm}, host_{host}, sharding_{sharding}, sums_{device_of(comm)},
           packed_{device_of(comm)} {}
@@ -5246,12 +5246,13 @@ public:
         bool const steps = before_step(ShardGradients{pieces_, parameters, device, *this});
         std::uint64_t steppers = steps ? 1 : 0;
         words.sum({&steppers, 1});
-        if (steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())) {
+        auto const ranks = static_cast<std::uint64_t>(words.size());
+        if (steppers != 0 && steppers != ranks) {
             throw ContractViolation{concat(
                 "before_step skips the step on ",
-                static_cast<std::uint64_t>(comm_.size()) - steppers,
+                ranks - steppers,
                 " of ",
-                comm_.size(),
+                ranks,
                 " ranks",
                 steps ? ", but not on this one" : ", on this one, too",
                 "; return the same on all, by what ShardGradients::sum() gives"
@@ -6245,7 +6246,7 @@ public:
     void consolidate(int to_rank = 0) {
         require_own_state();
         require_outside("consolidate()");
-        state_.gather(comm_, host_, to_rank, rules_, groups_, [&](auto const& f) {
+        state_.gather(shards_, host_, to_rank, rules_, groups_, [&](auto const& f) {
             fail_together("consolidate()", [&](AgreementList& compared) {
                 detail::agree_on_rules(compared, rules_);
                 f();
@@ -6255,7 +6256,7 @@ public:
     /// The result of consolidate() on this rank: rules, step counts and tensors, in the order of
     /// the parameters. The next step frees it. Local.
     /// @throws ContractViolation  nothing was gathered here since the last step.
-    [[nodiscard]] OptimizerState<Rule> const& state() const { return state_.on(comm_.rank()); }
+    [[nodiscard]] OptimizerState<Rule> const& state() const { return state_.on(shards_.rank()); }
     /// Takes rules, step counts and state from rank `from_rank`; the other ranks' `state` is
     /// ignored. The state may come from any number of ranks and either partition. It has no values:
     /// load values of 16 bits before. Collective, outside a guard.
@@ -6265,7 +6266,8 @@ public:
     void load(OptimizerState<Rule> const& state, int from_rank = 0) {
         require_own_state();
         require_outside("load()");
-        state_.deal(comm_, host_, from_rank, state, rules_, groups_, [&](auto const& f) {
+        require_same_state(state, from_rank);
+        state_.deal(shards_, host_, from_rank, state, rules_, groups_, [&](auto const& f) {
             fail_together("load()", f);
         });
     }
@@ -6360,6 +6362,17 @@ public:
     }
 
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    /// That of the ranks which share the state. Local.
+    [[nodiscard]] Comm& shard_communicator() noexcept { return shards_; }
+    /// Whether this rank's group is that of rank 0, of which a Checkpoint takes the state: other groups have the same.
+    /// Collective.
+    [[nodiscard]] bool writes_state() {
+        std::uint64_t has_first = comm_.rank() == 0 ? 1 : 0;
+        if (has_groups()) {
+            shard_words_.sum({&has_first, 1});
+        }
+        return !has_groups() || has_first != 0;
+    }
     [[nodiscard]] JoinState& join_state() noexcept { return join_state_; }
 
     /// A line for each rank: the elements that it steps, and the bytes of its optimizer state,
@@ -6396,11 +6409,13 @@ public:
 protected:
     using Group = detail::ShardGroup;
 
-    ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
-        : comm_{comm}, host_{comm}, words_{comm}, options_{std::move(options)}, sharding_{sharding},
-          loads_(static_cast<std::size_t>(comm.size())), arenas_{detail::BufferMemory{comm}},
+    /// `shards`: `comm`, or this rank's group of it, whose ranks share the state.
+    ShardedOptimizer(Comm& comm, Comm& shards, ZeroOptions options, Sharding sharding)
+        : comm_{comm}, shards_{shards}, host_{shards}, words_{comm}, shard_words_{shards},
+          options_{std::move(options)}, sharding_{sharding},
+          loads_(static_cast<std::size_t>(shards.size())), arenas_{detail::BufferMemory{shards}},
           scratch_{detail::Scratch{device()}, detail::Scratch{device()}},
-          before_step_{comm, host_, sharding} {}
+          before_step_{shards, host_, sharding} {}
     ShardedOptimizer(ShardedOptimizer const&) = delete;
     ShardedOptimizer& operator=(ShardedOptimizer const&) = delete;
     ~ShardedOptimizer() = default;
@@ -6846,7 +6861,7 @@ private:
             group.parameters,
             group.shards,
             shards_values() ? detail::Residence::own_part : detail::Residence::bucket,
-            detail::BufferMemory{comm_}
+            detail::BufferMemory{shards_}
         );
         return detail::ValueStore::list(group.values);
     }
@@ -6857,7 +6872,7 @@ private:
         OptimizerState<Rule> state;
         auto const together = [&](auto const& f) { fail_together("refresh()", f); };
         together([&] {
-            if (comm_.rank() != 0) {
+            if (shards_.rank() != 0) {
                 return;
             }
             OptimizerState<Rule> former = state_.take();
@@ -6878,7 +6893,38 @@ private:
                 }
             }
         });
-        state_.deal(comm_, host_, 0, state, rules_, groups_, together);
+        state_.deal(shards_, host_, 0, state, rules_, groups_, together);
+    }
+
+    /// Whether groups of ranks share the state, each all of it.
+    [[nodiscard]] bool has_groups() const noexcept {
+        return detail::identity_of(comm_) != detail::identity_of(shards_);
+    }
+    /// The values of groups that took other states would part. Collective.
+    void require_same_state(OptimizerState<Rule> const& state, int from_rank) {
+        if (!has_groups()) {
+            return;
+        }
+        std::uint64_t common = 0;
+        fail_together("load()", [&] { // before some wait in their group
+            AgreementList rules;
+            detail::agree_on_rules(rules, state.rules);
+            detail::Hash hash;
+            hash.add(rules.hash_from(0));
+            for (auto const& parameter : state.parameters) {
+                hash.add(parameter.steps);
+                for (StateTensor const& tensor : parameter.tensors) {
+                    auto const* const elements =
+                        reinterpret_cast<char const*>(tensor.elements.data());
+                    hash.add({elements, tensor.elements.size()});
+                }
+            }
+            common = hash.value();
+        });
+        shard_words_.broadcast({&common, 1}, from_rank);
+        fail_together("load()", [&](AgreementList& compared) {
+            compared.add("hash of the state that a group of shards loads", common);
+        });
     }
 
     [[nodiscard]] Device& device() noexcept { return detail::device_of(comm_); }
@@ -6893,10 +6939,28 @@ private:
     }
     [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
 
+    void check_groups() const {
+        if (shards_.size() > comm_.size()) {
+            throw ContractViolation{detail::concat(
+                "the communicator of the ranks that share the state has more ranks (",
+                shards_.size(),
+                ") than that of all ranks (",
+                comm_.size(),
+                "); give that of all first"
+            )};
+        }
+        if (has_groups() && options_.reduces_gradients) {
+            throw ContractViolation{
+                "ZeroOptions::reduces_gradients averages over the ranks that share the state alone; leave the option out, "
+                "and average by a DistributedDataParallel over all ranks"
+            };
+        }
+    }
     void
     plan(Group& group, Rule& rule, detail::ShardChoices const& choices, AgreementList& compared) {
+        check_groups();
         detail::check_group<Rule>(
-            group.parameters, rule, choices, groups_, options_, sharding_, device(), comm_.size()
+            group.parameters, rule, choices, groups_, options_, sharding_, device(), shards_.size()
         );
         group.first = detail::parameter_count(groups_);
         if constexpr (!detail::takes_parameters<Rule>) {
@@ -6909,8 +6973,8 @@ private:
             loads_,
             options_,
             sharding_,
-            comm_.rank(),
-            detail::reaches_all(comm_),
+            shards_.rank(),
+            detail::reaches_all(shards_),
             device()
         );
         if constexpr (detail::takes_parameters<Rule>) {
@@ -6921,6 +6985,7 @@ private:
         }
         compared.begin_section("options differ: ");
         detail::agree_on_options(compared, options_);
+        compared.add("groups of ranks share the state", has_groups());
         compared.add("owners", choices.owners);
         compared.add("units", choices.units);
         detail::agree_on_rule(compared, rule);
@@ -6974,7 +7039,7 @@ private:
         if (row_counts_.empty() || !sends_values()) {
             return;
         }
-        words().sum(row_counts_);
+        (has_groups() ? shard_words_ : words()).sum(row_counts_);
         auto count = row_counts_.begin();
         for_each([&](Group& group, detail::OptimizerShard const& shard) {
             std::size_t const i = shard.bucket().pieces.front().parameter;
@@ -7001,8 +7066,8 @@ private:
             // Before an exchange is destroyed, which aborts without the text of the exception.
             if constexpr (Aborts<Comm>) {
                 if (exchanges.has_any()) {
-                    comm_.abort(detail::blamed_on(
-                        comm_.rank(), detail::failure_of(std::current_exception())
+                    shards_.abort(detail::blamed_on(
+                        shards_.rank(), detail::failure_of(std::current_exception())
                     ));
                 }
             }
@@ -7016,7 +7081,7 @@ private:
         ParameterList const& parameters = group.parameters;
         detail::OptimizerShard const& shard = group.shards[s];
         auto const send = [&](auto&&... what) {
-            exchanges.start(comm_, parameters, shard, what...);
+            exchanges.start(shards_, parameters, shard, what...);
         };
         if (!sends_values()) {
             step(k, shard, shard.kept(), false);
@@ -7035,7 +7100,7 @@ private:
             }
             for (detail::ShardPiece const& piece : shard.lone()) {
                 if (shard.travels_alone(parameters, piece)) {
-                    bool const is_own = piece.owner == comm_.rank();
+                    bool const is_own = piece.owner == shards_.rank();
                     step(k, shard, std::span{&piece, is_own ? 1U : 0U}, false);
                     send(piece);
                 }
@@ -7044,8 +7109,10 @@ private:
     }
 
     Comm& comm_;
-    detail::HostCollectives<Comm> host_;
-    detail::ControlOver<Comm&> words_; ///< outside guards
+    Comm& shards_;                       ///< which share the state
+    detail::HostCollectives<Comm> host_; ///< of these
+    detail::ControlOver<Comm&> words_;   ///< outside guards
+    detail::ControlOver<Comm&> shard_words_;
     ZeroOptions options_;
     Sharding sharding_;
     std::deque<Rule> rules_; ///< of the groups; none moves when one is added
@@ -7233,7 +7300,7 @@ public:
         Rule rule,
         ShardedOptions const& options = {}
     )
-        : Optimizer{comm, detail::zero_options(options), options.sharding},
+        : Optimizer{comm, comm, detail::zero_options(options), options.sharding},
           Training{
               comm, Optimizer::join_state(), options.gradient_kind, true, Optimizer::can_refresh()
           },
@@ -7721,8 +7788,34 @@ public:
     ZeroRedundancyOptimizer(
         Comm& comm, Parameters&& parameters, Rule rule, ZeroOptions options = {}
     )
+        : ZeroRedundancyOptimizer{
+              comm, comm, std::forward<Parameters>(parameters), std::move(rule), std::move(options)
+          } {}
+
+    /// The same for hybrid sharding: groups of ranks, such as those of one node, share the state, and each group has all of
+    /// it. `shards` is this rank's group, of one split() of `comm` on all ranks. Values travel in the group alone, while
+    /// DistributedDataParallel averages their gradients over `comm`:
+    ///
+    /// @code
+    /// auto node = comm.split(comm.rank() / ranks_per_node, comm.rank());
+    /// joinable::DistributedDataParallel ddp{comm, model.parameters()};
+    /// joinable::ZeroRedundancyOptimizer zero{comm, node, model.parameters(), joinable::Adam{}};
+    /// joinable::Join guard{joinable::participants(ddp, zero), joinable::groups_of(comm)};
+    /// @endcode
+    ///
+    /// A rank has 1 / shards.size() of the state. Owners, and the ranks of consolidate(), load() and table(), are numbers
+    /// in the group. consolidate() gathers on such a rank of each group, and load() takes the same state in each.
+    /// ZeroOptions::before_step sums over the group, which has all gradients. A Checkpoint has the state of one group.
+    /// @throws ContractViolation  also with ZeroOptions::reduces_gradients, which would average over the group alone.
+    template <class Parameters>
+    ZeroRedundancyOptimizer(
+        Comm& comm, Comm& shards, Parameters&& parameters, Rule rule, ZeroOptions options = {}
+    )
         : Base{
-              comm, options, options.reduces_gradients ? Sharding::gradients : Sharding::optimizer
+              comm,
+              shards,
+              options,
+              options.reduces_gradients ? Sharding::gradients : Sharding::optimizer
           } {
         add(std::forward<Parameters>(parameters), std::move(rule), this->optimizer_options().owners
         );
@@ -7919,6 +8012,11 @@ template <class Comm, class Parameters, class Rule>
 ZeroRedundancyOptimizer(Comm&, Parameters&&, Rule) -> ZeroRedundancyOptimizer<Comm, Rule>;
 template <class Comm, class Parameters, class Rule>
 ZeroRedundancyOptimizer(Comm&, Parameters&&, Rule, ZeroOptions)
+    -> ZeroRedundancyOptimizer<Comm, Rule>;
+template <class Comm, class Parameters, class Rule>
+ZeroRedundancyOptimizer(Comm&, Comm&, Parameters&&, Rule) -> ZeroRedundancyOptimizer<Comm, Rule>;
+template <class Comm, class Parameters, class Rule>
+ZeroRedundancyOptimizer(Comm&, Comm&, Parameters&&, Rule, ZeroOptions)
     -> ZeroRedundancyOptimizer<Comm, Rule>;
 
 /// The class for arguments that fit no constructor. It holds only the explanation.

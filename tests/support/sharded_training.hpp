@@ -102,14 +102,19 @@ void backward(
     static_cast<void>(model);
 }
 
-/// Trains a model; `optimizer(params)` returns a participant with step().
-template <class Comm, class MakeOptimizer>
-std::vector<Numbers>
-train(Comm& comm, Model const& model, Inputs const& inputs, MakeOptimizer const& make_optimizer) {
+/// Trains a model; `optimizer(params)` returns a participant with step(). `control`: further arguments of the guard.
+template <class Comm, class MakeOptimizer, class... Control>
+std::vector<Numbers> train(
+    Comm& comm,
+    Model const& model,
+    Inputs const& inputs,
+    MakeOptimizer const& make_optimizer,
+    Control... control
+) {
     std::vector<StridedParam> params = make(model);
     DistributedDataParallel ddp{comm, params};
     auto&& optimizer = make_optimizer(params);
-    Join guard{participants(ddp, optimizer)};
+    Join guard{participants(ddp, optimizer), control...};
     for (int round = 0; round < inputs(comm.rank()); ++round) {
         ddp.forward([] {});
         ddp.backward([&](auto ready) { backward(params, model, comm.rank(), round, ready); });

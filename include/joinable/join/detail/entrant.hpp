@@ -37,6 +37,8 @@ public:
     Averages const averages;
     Accumulated held = Accumulated::none; ///< before the guard
     Attachment attachment;
+    /// That of the ranks which share a state, if the participant names it. The guard ends it with the others.
+    std::unique_ptr<ControlCommunicator> shards;
     bool has_hook =
         false; ///< to end: that of a destroyed participant refers to what was, and is left as it is
 
@@ -92,7 +94,13 @@ public:
     EntrantOf(J& joinable, arguments_of<J> arguments)
         : Entrant{info_of(joinable), joinable.join_state(), averages_of(joinable)},
           joinable_{joinable}, arguments_{std::move(arguments)},
-          control_{joinable.join_communicator()} {}
+          control_{joinable.join_communicator()} {
+        if constexpr (requires { joinable.shard_communicator(); }) {
+            shards =
+                std::make_unique<ControlOver<join_communicator_t<J>&>>(joinable.shard_communicator()
+                );
+        }
+    }
     ~EntrantOf() override { end_hook(); }
 
     [[nodiscard]] ControlCommunicator& control() override { return control_; }

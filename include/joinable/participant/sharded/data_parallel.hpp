@@ -119,7 +119,7 @@ public:
         Rule rule,
         ShardedOptions const& options = {}
     )
-        : Optimizer{comm, detail::zero_options(options), options.sharding},
+        : Optimizer{comm, comm, detail::zero_options(options), options.sharding},
           Training{
               comm, Optimizer::join_state(), options.gradient_kind, true, Optimizer::can_refresh()
           },

@@ -29,6 +29,7 @@
 #include <joinable/communicator/model_table.hpp>
 #include <joinable/communicator/pieces.hpp>
 #include <joinable/detail/failure.hpp>
+#include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/device/scratch.hpp>
@@ -113,7 +114,7 @@ public:
     void consolidate(int to_rank = 0) {
         require_own_state();
         require_outside("consolidate()");
-        state_.gather(comm_, host_, to_rank, rules_, groups_, [&](auto const& f) {
+        state_.gather(shards_, host_, to_rank, rules_, groups_, [&](auto const& f) {
             fail_together("consolidate()", [&](AgreementList& compared) {
                 detail::agree_on_rules(compared, rules_);
                 f();
@@ -123,7 +124,7 @@ public:
     /// The result of consolidate() on this rank: rules, step counts and tensors, in the order of
     /// the parameters. The next step frees it. Local.
     /// @throws ContractViolation  nothing was gathered here since the last step.
-    [[nodiscard]] OptimizerState<Rule> const& state() const { return state_.on(comm_.rank()); }
+    [[nodiscard]] OptimizerState<Rule> const& state() const { return state_.on(shards_.rank()); }
     /// Takes rules, step counts and state from rank `from_rank`; the other ranks' `state` is
     /// ignored. The state may come from any number of ranks and either partition. It has no values:
     /// load values of 16 bits before. Collective, outside a guard.
@@ -133,7 +134,8 @@ public:
     void load(OptimizerState<Rule> const& state, int from_rank = 0) {
         require_own_state();
         require_outside("load()");
-        state_.deal(comm_, host_, from_rank, state, rules_, groups_, [&](auto const& f) {
+        require_same_state(state, from_rank);
+        state_.deal(shards_, host_, from_rank, state, rules_, groups_, [&](auto const& f) {
             fail_together("load()", f);
         });
     }
@@ -228,6 +230,17 @@ public:
     }
 
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    /// That of the ranks which share the state. Local.
+    [[nodiscard]] Comm& shard_communicator() noexcept { return shards_; }
+    /// Whether this rank's group is that of rank 0, of which a Checkpoint takes the state: other groups have the same.
+    /// Collective.
+    [[nodiscard]] bool writes_state() {
+        std::uint64_t has_first = comm_.rank() == 0 ? 1 : 0;
+        if (has_groups()) {
+            shard_words_.sum({&has_first, 1});
+        }
+        return !has_groups() || has_first != 0;
+    }
     [[nodiscard]] JoinState& join_state() noexcept { return join_state_; }
 
     /// A line for each rank: the elements that it steps, and the bytes of its optimizer state,
@@ -264,11 +277,13 @@ public:
 protected:
     using Group = detail::ShardGroup;
 
-    ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
-        : comm_{comm}, host_{comm}, words_{comm}, options_{std::move(options)}, sharding_{sharding},
-          loads_(static_cast<std::size_t>(comm.size())), arenas_{detail::BufferMemory{comm}},
+    /// `shards`: `comm`, or this rank's group of it, whose ranks share the state.
+    ShardedOptimizer(Comm& comm, Comm& shards, ZeroOptions options, Sharding sharding)
+        : comm_{comm}, shards_{shards}, host_{shards}, words_{comm}, shard_words_{shards},
+          options_{std::move(options)}, sharding_{sharding},
+          loads_(static_cast<std::size_t>(shards.size())), arenas_{detail::BufferMemory{shards}},
           scratch_{detail::Scratch{device()}, detail::Scratch{device()}},
-          before_step_{comm, host_, sharding} {}
+          before_step_{shards, host_, sharding} {}
     ShardedOptimizer(ShardedOptimizer const&) = delete;
     ShardedOptimizer& operator=(ShardedOptimizer const&) = delete;
     ~ShardedOptimizer() = default;
@@ -714,7 +729,7 @@ private:
             group.parameters,
             group.shards,
             shards_values() ? detail::Residence::own_part : detail::Residence::bucket,
-            detail::BufferMemory{comm_}
+            detail::BufferMemory{shards_}
         );
         return detail::ValueStore::list(group.values);
     }
@@ -725,7 +740,7 @@ private:
         OptimizerState<Rule> state;
         auto const together = [&](auto const& f) { fail_together("refresh()", f); };
         together([&] {
-            if (comm_.rank() != 0) {
+            if (shards_.rank() != 0) {
                 return;
             }
             OptimizerState<Rule> former = state_.take();
@@ -746,7 +761,38 @@ private:
                 }
             }
         });
-        state_.deal(comm_, host_, 0, state, rules_, groups_, together);
+        state_.deal(shards_, host_, 0, state, rules_, groups_, together);
+    }
+
+    /// Whether groups of ranks share the state, each all of it.
+    [[nodiscard]] bool has_groups() const noexcept {
+        return detail::identity_of(comm_) != detail::identity_of(shards_);
+    }
+    /// The values of groups that took other states would part. Collective.
+    void require_same_state(OptimizerState<Rule> const& state, int from_rank) {
+        if (!has_groups()) {
+            return;
+        }
+        std::uint64_t common = 0;
+        fail_together("load()", [&] { // before some wait in their group
+            AgreementList rules;
+            detail::agree_on_rules(rules, state.rules);
+            detail::Hash hash;
+            hash.add(rules.hash_from(0));
+            for (auto const& parameter : state.parameters) {
+                hash.add(parameter.steps);
+                for (StateTensor const& tensor : parameter.tensors) {
+                    auto const* const elements =
+                        reinterpret_cast<char const*>(tensor.elements.data());
+                    hash.add({elements, tensor.elements.size()});
+                }
+            }
+            common = hash.value();
+        });
+        shard_words_.broadcast({&common, 1}, from_rank);
+        fail_together("load()", [&](AgreementList& compared) {
+            compared.add("hash of the state that a group of shards loads", common);
+        });
     }
 
     [[nodiscard]] Device& device() noexcept { return detail::device_of(comm_); }
@@ -761,10 +807,28 @@ private:
     }
     [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
 
+    void check_groups() const {
+        if (shards_.size() > comm_.size()) {
+            throw ContractViolation{detail::concat(
+                "the communicator of the ranks that share the state has more ranks (",
+                shards_.size(),
+                ") than that of all ranks (",
+                comm_.size(),
+                "); give that of all first"
+            )};
+        }
+        if (has_groups() && options_.reduces_gradients) {
+            throw ContractViolation{
+                "ZeroOptions::reduces_gradients averages over the ranks that share the state alone; leave the option out, "
+                "and average by a DistributedDataParallel over all ranks"
+            };
+        }
+    }
     void
     plan(Group& group, Rule& rule, detail::ShardChoices const& choices, AgreementList& compared) {
+        check_groups();
         detail::check_group<Rule>(
-            group.parameters, rule, choices, groups_, options_, sharding_, device(), comm_.size()
+            group.parameters, rule, choices, groups_, options_, sharding_, device(), shards_.size()
         );
         group.first = detail::parameter_count(groups_);
         if constexpr (!detail::takes_parameters<Rule>) {
@@ -777,8 +841,8 @@ private:
             loads_,
             options_,
             sharding_,
-            comm_.rank(),
-            detail::reaches_all(comm_),
+            shards_.rank(),
+            detail::reaches_all(shards_),
             device()
         );
         if constexpr (detail::takes_parameters<Rule>) {
@@ -789,6 +853,7 @@ private:
         }
         compared.begin_section("options differ: ");
         detail::agree_on_options(compared, options_);
+        compared.add("groups of ranks share the state", has_groups());
         compared.add("owners", choices.owners);
         compared.add("units", choices.units);
         detail::agree_on_rule(compared, rule);
@@ -842,7 +907,7 @@ private:
         if (row_counts_.empty() || !sends_values()) {
             return;
         }
-        words().sum(row_counts_);
+        (has_groups() ? shard_words_ : words()).sum(row_counts_);
         auto count = row_counts_.begin();
         for_each([&](Group& group, detail::OptimizerShard const& shard) {
             std::size_t const i = shard.bucket().pieces.front().parameter;
@@ -869,8 +934,8 @@ private:
             // Before an exchange is destroyed, which aborts without the text of the exception.
             if constexpr (Aborts<Comm>) {
                 if (exchanges.has_any()) {
-                    comm_.abort(detail::blamed_on(
-                        comm_.rank(), detail::failure_of(std::current_exception())
+                    shards_.abort(detail::blamed_on(
+                        shards_.rank(), detail::failure_of(std::current_exception())
                     ));
                 }
             }
@@ -884,7 +949,7 @@ private:
         ParameterList const& parameters = group.parameters;
         detail::OptimizerShard const& shard = group.shards[s];
         auto const send = [&](auto&&... what) {
-            exchanges.start(comm_, parameters, shard, what...);
+            exchanges.start(shards_, parameters, shard, what...);
         };
         if (!sends_values()) {
             step(k, shard, shard.kept(), false);
@@ -903,7 +968,7 @@ private:
             }
             for (detail::ShardPiece const& piece : shard.lone()) {
                 if (shard.travels_alone(parameters, piece)) {
-                    bool const is_own = piece.owner == comm_.rank();
+                    bool const is_own = piece.owner == shards_.rank();
                     step(k, shard, std::span{&piece, is_own ? 1U : 0U}, false);
                     send(piece);
                 }
@@ -912,8 +977,10 @@ private:
     }
 
     Comm& comm_;
-    detail::HostCollectives<Comm> host_;
-    detail::ControlOver<Comm&> words_; ///< outside guards
+    Comm& shards_;                       ///< which share the state
+    detail::HostCollectives<Comm> host_; ///< of these
+    detail::ControlOver<Comm&> words_;   ///< outside guards
+    detail::ControlOver<Comm&> shard_words_;
     ZeroOptions options_;
     Sharding sharding_;
     std::deque<Rule> rules_; ///< of the groups; none moves when one is added

@@ -71,8 +71,34 @@ public:
     ZeroRedundancyOptimizer(
         Comm& comm, Parameters&& parameters, Rule rule, ZeroOptions options = {}
     )
+        : ZeroRedundancyOptimizer{
+              comm, comm, std::forward<Parameters>(parameters), std::move(rule), std::move(options)
+          } {}
+
+    /// The same for hybrid sharding: groups of ranks, such as those of one node, share the state, and each group has all of
+    /// it. `shards` is this rank's group, of one split() of `comm` on all ranks. Values travel in the group alone, while
+    /// DistributedDataParallel averages their gradients over `comm`:
+    ///
+    /// @code
+    /// auto node = comm.split(comm.rank() / ranks_per_node, comm.rank());
+    /// joinable::DistributedDataParallel ddp{comm, model.parameters()};
+    /// joinable::ZeroRedundancyOptimizer zero{comm, node, model.parameters(), joinable::Adam{}};
+    /// joinable::Join guard{joinable::participants(ddp, zero), joinable::groups_of(comm)};
+    /// @endcode
+    ///
+    /// A rank has 1 / shards.size() of the state. Owners, and the ranks of consolidate(), load() and table(), are numbers
+    /// in the group. consolidate() gathers on such a rank of each group, and load() takes the same state in each.
+    /// ZeroOptions::before_step sums over the group, which has all gradients. A Checkpoint has the state of one group.
+    /// @throws ContractViolation  also with ZeroOptions::reduces_gradients, which would average over the group alone.
+    template <class Parameters>
+    ZeroRedundancyOptimizer(
+        Comm& comm, Comm& shards, Parameters&& parameters, Rule rule, ZeroOptions options = {}
+    )
         : Base{
-              comm, options, options.reduces_gradients ? Sharding::gradients : Sharding::optimizer
+              comm,
+              shards,
+              options,
+              options.reduces_gradients ? Sharding::gradients : Sharding::optimizer
           } {
         add(std::forward<Parameters>(parameters), std::move(rule), this->optimizer_options().owners
         );
@@ -269,6 +295,11 @@ template <class Comm, class Parameters, class Rule>
 ZeroRedundancyOptimizer(Comm&, Parameters&&, Rule) -> ZeroRedundancyOptimizer<Comm, Rule>;
 template <class Comm, class Parameters, class Rule>
 ZeroRedundancyOptimizer(Comm&, Parameters&&, Rule, ZeroOptions)
+    -> ZeroRedundancyOptimizer<Comm, Rule>;
+template <class Comm, class Parameters, class Rule>
+ZeroRedundancyOptimizer(Comm&, Comm&, Parameters&&, Rule) -> ZeroRedundancyOptimizer<Comm, Rule>;
+template <class Comm, class Parameters, class Rule>
+ZeroRedundancyOptimizer(Comm&, Comm&, Parameters&&, Rule, ZeroOptions)
     -> ZeroRedundancyOptimizer<Comm, Rule>;
 
 /// The class for arguments that fit no constructor. It holds only the explanation.

@@ -3,6 +3,7 @@
 
 #include <joinable/join/detail/guard.hpp>
 
+#include <algorithm>
 #include <exception>
 
 #include <joinable/agreement/agreement_list.hpp>
@@ -119,18 +120,15 @@ JOINABLE_DEFINITION void Guard::keep_alive() const {
 JOINABLE_DEFINITION std::vector<ControlCommunicator*> Guard::communicators() const {
     std::vector<ControlCommunicator*> distinct;
     auto const add = [&](ControlCommunicator* candidate) {
-        for (auto const* known : distinct) {
-            if (known->address() == candidate->address()) {
-                return;
-            }
+        auto const is_same = [&](auto* known) { return known->address() == candidate->address(); };
+        if (candidate != nullptr && std::none_of(distinct.begin(), distinct.end(), is_same)) {
+            distinct.push_back(candidate);
         }
-        distinct.push_back(candidate);
     };
-    if (control_) {
-        add(control_.get());
-    }
+    add(control_.get());
     for (std::size_t const place : order_.main) {
         add(&entrants_[place]->control());
+        add(entrants_[place]->shards.get());
     }
     return distinct;
 }

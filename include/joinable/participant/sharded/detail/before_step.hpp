@@ -37,7 +37,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <class Comm>
 class ShardedBeforeStep final : ShardSums {
 public:
-    /// Refers to both, which connect the same ranks.
+    /// Refers to both, which connect the ranks that share the state.
     ShardedBeforeStep(Comm& comm, HostCollectives<Comm>& host, Sharding sharding)
         : comm_{comm}, host_{host}, sharding_{sharding}, sums_{device_of(comm)},
           packed_{device_of(comm)} {}
@@ -62,12 +62,13 @@ public:
         bool const steps = before_step(ShardGradients{pieces_, parameters, device, *this});
         std::uint64_t steppers = steps ? 1 : 0;
         words.sum({&steppers, 1});
-        if (steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())) {
+        auto const ranks = static_cast<std::uint64_t>(words.size());
+        if (steppers != 0 && steppers != ranks) {
             throw ContractViolation{concat(
                 "before_step skips the step on ",
-                static_cast<std::uint64_t>(comm_.size()) - steppers,
+                ranks - steppers,
                 " of ",
-                comm_.size(),
+                ranks,
                 " ranks",
                 steps ? ", but not on this one" : ", on this one, too",
                 "; return the same on all, by what ShardGradients::sum() gives"

@@ -231,6 +231,36 @@ MUTATIONS = [
         '        compared.add("groups of ranks share the state", has_groups());\n', "",
         "participant/hybrid_sharding.test.cpp", "mistakes*",
     ),
+    Mutation(
+        "groups-clip-by-their-own-sums", "participant/sharded/detail/before_step.hpp",
+        "if (words_->size() != comm_.size()) {", "if (false) {",
+        "participant/hybrid_sharding.test.cpp", "groups of different sizes*",
+    ),
+    Mutation(
+        "guards-do-not-compare-who-shares-a-state", "join/groups.hpp",
+        '        list.add("groups that share a state (0: all ranks, or none)", shards_);\n', "",
+        "participant/hybrid_sharding.test.cpp", "mistakes*",
+    ),
+    Mutation(
+        "failed-steps-end-the-own-group-alone", "participant/sharded/optimizer.hpp",
+        "if (has_groups() && detail::session_of(join_state_) == nullptr) {", "if (false) {",
+        "participant/hybrid_sharding.test.cpp", "a rank that throws in a step outside*",
+    ),
+    Mutation(
+        "groups-load-other-settings", "participant/sharded/optimizer.hpp",
+        "if (has_groups()) { // a rule", "if (false) { // a rule",
+        "participant/hybrid_sharding.test.cpp", "groups that load settings*",
+    ),
+    Mutation(
+        "states-come-from-ranks-that-a-group-lacks", "participant/sharded/optimizer.hpp",
+        '            state_.check_rank("from_rank", from_rank, shards_.size());\n', "",
+        "participant/hybrid_sharding.test.cpp", "a rank that a smaller*",
+    ),
+    Mutation(
+        "groups-of-shards-are-used-beside-a-guard", "participant/sharded/zero_redundancy_optimizer.hpp",
+        "        detail::require_listed(this->join_state(), this->shard_communicator(), join_name());\n", "",
+        "participant/hybrid_sharding.test.cpp", "mistakes*",
+    ),
     # -- gradients that are rows -----------------------------------------------------------------------
     Mutation(
         "rows-are-multiplied-before-they-are-added", "bucket/detail/impl/sparse_gradients.ipp",

@@ -5243,6 +5243,7 @@ public:
         }
         Device& device = device_of(comm_);
         device.finish(); // the engine's stream sees the gradients
+        words_ = &words;
         bool const steps = before_step(ShardGradients{pieces_, parameters, device, *this});
         std::uint64_t steppers = steps ? 1 : 0;
         words.sum({&steppers, 1});
@@ -5262,10 +5263,24 @@ public:
     }
 
 private:
+    /// Where groups share the state all ranks take the numbers of the first one: others may add up in another order.
+    void take_first(std::span<double> numbers) {
+        if (words_->size() != comm_.size()) {
+            std::vector<std::uint64_t> bits;
+            for (double const number : numbers) {
+                bits.push_back(std::bit_cast<std::uint64_t>(number));
+            }
+            words_->broadcast(bits, 0);
+            std::transform(bits.begin(), bits.end(), numbers.begin(), [](std::uint64_t number) {
+                return std::bit_cast<double>(number);
+            });
+        }
+    }
     void sum(std::span<double> numbers) override {
         if (sharding_ != Sharding::none) { // else each rank has all gradients
             host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
         }
+        take_first(numbers);
     }
     /// As integers in the order of the numbers: some transports ignore a NaN among floating-point numbers.
     void max(std::span<double> numbers) override {
@@ -5279,6 +5294,7 @@ private:
         std::transform(keys.begin(), keys.end(), numbers.begin(), [](std::int64_t key) {
             return std::bit_cast<double>(key_of(key));
         });
+        take_first(numbers);
     }
     /// Turns the bits of a number into such an integer, and back: those of negative ones fall as the number
     /// grows.
@@ -5320,6 +5336,7 @@ private:
         }
         host_.download(first, staged_.data(), all.bytes());
         copy_bytes(reinterpret_cast<std::byte*>(sums.data()), staged_.data(), all.bytes());
+        take_first(sums);
     }
 
     /// The tensor, or a copy in host memory that the next one replaces. Blocks, up to the deadline.
@@ -5343,6 +5360,7 @@ private:
 
     Comm& comm_;
     HostCollectives<Comm>& host_;
+    ControlCommunicator* words_ = nullptr; ///< of all ranks, during a call
     Sharding sharding_;
     std::vector<ShardGradient> pieces_;
     std::vector<SquareSum> own_;
@@ -6147,9 +6165,6 @@ public:
         gathered_.reset(); // not before: `state` may be it
     }
 
-private:
-    using Parameter = typename OptimizerState<Rule>::Parameter;
-
     static void check_rank(char const* name, int rank, int size) {
         if (rank < 0 || rank >= size) {
             throw ContractViolation{
@@ -6157,6 +6172,9 @@ private:
             };
         }
     }
+
+private:
+    using Parameter = typename OptimizerState<Rule>::Parameter;
 
     /// Throws ContractViolation unless the state fits the groups.
     static void check(OptimizerState<Rule> const& state, std::span<ShardGroup const> groups) {
@@ -6270,6 +6288,9 @@ public:
         state_.deal(shards_, host_, from_rank, state, rules_, groups_, [&](auto const& f) {
             fail_together("load()", f);
         });
+        if (has_groups()) { // a rule may compare no settings
+            settings_.send(words_, 0, rules_, {}, {});
+        }
     }
 
     /// The rank that steps parameter `i`. Local.
@@ -6376,7 +6397,7 @@ public:
     [[nodiscard]] JoinState& join_state() noexcept { return join_state_; }
 
     /// A line for each rank: the elements that it steps, and the bytes of its optimizer state,
-    /// including masters. The same text on every rank. Local.
+    /// including masters. The same text on every rank, of a group if groups share the state. Local.
     [[nodiscard]] std::string table() const {
         return detail::table_of_shards(groups_, loads_.size());
     }
@@ -6448,6 +6469,7 @@ protected:
             )};
         }
         detail::require_listed(join_state_, comm_, verb);
+        detail::require_listed(join_state_, shards_, verb);
     }
 
     /// Runs f(), or f(list), which adds what ranks compare; if it throws on one rank, all ranks throw. Collective.
@@ -6907,6 +6929,10 @@ private:
         }
         std::uint64_t common = 0;
         fail_together("load()", [&] { // before some wait in their group
+            state_.check_rank("from_rank", from_rank, shards_.size());
+            if (shards_.rank() != from_rank) {
+                return;
+            }
             AgreementList rules;
             detail::agree_on_rules(rules, state.rules);
             detail::Hash hash;
@@ -6921,8 +6947,8 @@ private:
             }
             common = hash.value();
         });
-        shard_words_.broadcast({&common, 1}, from_rank);
         fail_together("load()", [&](AgreementList& compared) {
+            shard_words_.broadcast({&common, 1}, from_rank);
             compared.add("hash of the state that a group of shards loads", common);
         });
     }
@@ -7069,6 +7095,9 @@ private:
                     shards_.abort(detail::blamed_on(
                         shards_.rank(), detail::failure_of(std::current_exception())
                     ));
+                    if (has_groups() && detail::session_of(join_state_) == nullptr) {
+                        detail::abort_for(words_, detail::failure_of(std::current_exception()));
+                    }
                 }
             }
             throw;
@@ -7805,7 +7834,8 @@ public:
     ///
     /// A rank has 1 / shards.size() of the state. Owners, and the ranks of consolidate(), load() and table(), are numbers
     /// in the group. consolidate() gathers on such a rank of each group, and load() takes the same state in each.
-    /// ZeroOptions::before_step sums over the group, which has all gradients. A Checkpoint has the state of one group.
+    /// ZeroOptions::before_step sums over the group, which has all gradients; all ranks take the sums of rank 0's group. A
+    /// Checkpoint has the state of one group.
     /// @throws ContractViolation  also with ZeroOptions::reduces_gradients, which would average over the group alone.
     template <class Parameters>
     ZeroRedundancyOptimizer(
@@ -7863,6 +7893,7 @@ public:
     ///         master, see reload(); the round of the guard, enabled or not, does not sync.
     /// @throws what the communicator throws.
     void step(RoundNotice const& notice = {}) {
+        detail::require_listed(this->join_state(), this->shard_communicator(), join_name());
         Round const round = notify_join_context(*this, notice);
         detail::run_part(*this, round, [&] { run(round); });
     }

@@ -472,13 +472,13 @@ private:
         detail::ControlOver<Comm&> control{join_communicator()};
         bool const is_root = control.rank() == 0;
         bool const is_source = control.rank() == (has_optimizer ? 0 : source);
-        bool const writes_state = zero_.writes_state();
         std::optional<detail::ModelLayout> layout;
         detail::SavedModel model;
         std::vector<detail::TensorPart> parts;
         std::vector<std::uint64_t> words; // steps of each parameter, hash of each tensor
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         detail::on_all_ranks(control, [&](AgreementList& list) {
+            bool const writes_state = zero_.writes_state(); // before this rank may throw
             detail::agree_on_rules(list, zero_.rules());
             list.add("rounds", rounds_);
             wait_for_work();

@@ -46,6 +46,8 @@ public:
                 }
             }
             groups->numbers_.push_back(groups->number_of(own));
+            ControlCommunicator const* const shards = entrants[place]->shards.get();
+            groups->shards_.push_back(shards == nullptr ? 0 : groups->number_of(*shards));
             groups->sequence_.push_back(place);
         }
         return groups;
@@ -88,6 +90,7 @@ public:
         }
         list.begin_section("guards differ: ");
         list.add("groups of the participants (0: of all ranks)", numbers_);
+        list.add("groups that share a state (0: all ranks, or none)", shards_);
         for (std::size_t position = 0; position < numbers_.size(); ++position) {
             if (is_of_group(position)) { // which may differ from that of other ranks
                 AgreementList& of_group = groups_[numbers_[position] - 1].list;
@@ -325,6 +328,7 @@ private:
     }
 
     std::vector<std::size_t> numbers_;  ///< of the groups of all positions
+    std::vector<std::size_t> shards_;   ///< the same of those that share a state
     std::vector<std::size_t> sequence_; ///< the places of their participants
     std::vector<Group> groups_;
 };

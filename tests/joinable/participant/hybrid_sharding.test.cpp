@@ -11,10 +11,11 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
-#include <initializer_list>
-#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -32,8 +33,10 @@
 #include <support/whole_optimizer.hpp>
 
 #include <joinable/checkpoint.hpp>
+#include <joinable/communicator/collectives.hpp>
 #include <joinable/join/groups.hpp>
 #include <joinable/join/guard.hpp>
+#include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
@@ -219,6 +222,7 @@ TEST_CASE("before_step sums over the group, which has all gradients, and all ran
         double const share =
             static_cast<double>(comm.size() / 2) / comm.size(); // in the last round
         double const last = comm.size() == 1 ? 1.0 : share;
+        CHECK(largest == std::min(2, comm.size()) - 1); // of the first group
         CHECK(norm == doctest::Approx(3.0 * last * std::sqrt(5.0)).epsilon(1e-12));
         double const steps = comm.size() == 1 ? 1.0 : 1.0 + share; // the second one was skipped
         CHECK(params[1].value[2] == doctest::Approx(1.0 - 3.0 * steps).epsilon(1e-12));
@@ -233,6 +237,37 @@ void step_by(Params& params, Optimizer& zero, double number) {
         add_gradient(param, number);
     }
     zero.step();
+}
+
+TEST_CASE("groups of different sizes clip to the same bits") {
+    over_threads_and_processes([](auto& comm) {
+        auto node = node_of(comm, 2); // of 3 ranks the last one is alone
+        auto params = make_params<double>({1001, 63}, 1.0);
+        joinable::ClipNorm clip{1.0};
+        ZeroRedundancyOptimizer zero{
+            comm,
+            node,
+            params,
+            Sgd{.learning_rate = 1.0},
+            {.partition = Partition::flat, .before_step = std::ref(clip)}
+        };
+        for (int round = 0; round < 20; ++round) {
+            drop_gradients(params);
+            for (auto& param : params) {
+                add_gradient(param, 0.0);
+                for (std::size_t i = 0; i < param.value.size(); ++i) {
+                    param.g(i) = std::sin(static_cast<double>(i * 7 + 3) * (round + 1));
+                }
+            }
+            zero.step();
+        }
+        std::vector<double> all(params[0].value.size() * static_cast<std::size_t>(comm.size()));
+        joinable::all_gather(comm, std::span{std::as_const(params[0].value)}, std::span{all})
+            .wait();
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            CHECK_MESSAGE(all[i] == params[0].value[i % params[0].value.size()], i);
+        }
+    });
 }
 
 TEST_CASE("values live in the buckets in which they travel in the group") {
@@ -301,6 +336,55 @@ TEST_CASE("state is gathered in each group, and loaded if the groups give the sa
     });
 }
 
+/// Settings that ranks cannot compare.
+struct Silent {
+    double rate = 0.5;
+
+    [[nodiscard]] static std::span<std::string_view const> state_names() { return {}; }
+    template <class T>
+    void update(joinable::UpdateRange<T> const& range) const {
+        for (std::size_t i = 0; i < range.size; ++i) {
+            range.values[i] -= static_cast<T>(rate) * range.gradients[i];
+        }
+    }
+};
+
+TEST_CASE("groups that load settings which no rank can compare take those of rank 0") {
+    over_threads_and_processes([](auto& comm) {
+        auto node = node_of(comm, 2);
+        auto params = make_params<double>({4, 1}, 1.0);
+        ZeroRedundancyOptimizer zero{comm, node, params, Silent{}};
+        zero.consolidate();
+        joinable::OptimizerState<Silent> state;
+        if (node.rank() == 0) {
+            state = zero.state();
+            state.rules[0].rate = 2.0 + comm.rank();
+        }
+        zero.load(state);
+        step_by(params, zero, 1.0);
+        CHECK(params[0].value[3] == -1.0);
+        CHECK(params[1].value[0] == -1.0);
+    });
+}
+
+TEST_CASE("a rank that a smaller group lacks gives no state") {
+    run_participants({3, 8}, [](auto& comm) {
+        auto node = node_of(comm, comm.size() - 1);
+        auto params = make_params<double>({4, 1}, 1.0);
+        ZeroRedundancyOptimizer zero{comm, node, params, Sgd{}};
+        joinable::OptimizerState<Sgd> const state;
+        if (node.size() == 1) {
+            CHECK_THROWS_WITH_AS(
+                zero.load(state, 1),
+                "expected a from_rank from 0 to 0, but got 1",
+                ContractViolation
+            );
+        } else {
+            static_cast<void>(thrown_by<joinable::PeerFailed>([&] { zero.load(state, 1); }));
+        }
+    });
+}
+
 TEST_CASE("refresh() keeps the state of each group") {
     over_threads_and_processes([](auto& comm) {
         auto node = node_of(comm, 2);
@@ -366,6 +450,46 @@ TEST_CASE("a checkpoint of groups has the state once, and any number of ranks an
     }
     run_process_ranks({4}, write);
     run_process_ranks({3, 8}, read);
+}
+
+TEST_CASE("a checkpoint in a guard has what all groups trained") {
+    Folder const folder;
+    std::string const file = folder.file("guard.safetensors");
+    auto const check = [&](auto& comm) {
+        auto node = node_of(comm, 2);
+        Sgd const rule{.learning_rate = 1.0, .momentum = 0.5};
+        auto params = make_params<double>({4, 1, 2}, 0.0);
+        {
+            DistributedDataParallel ddp{comm, params};
+            ZeroRedundancyOptimizer zero{comm, node, params, rule};
+            joinable::Checkpoint save{participants(ddp, zero), file, {.every = 2}};
+            Join guard{participants(ddp, zero, save), groups_of(comm)};
+            for (int round = 0; round < (comm.rank() == comm.size() - 1 ? 3 : 1); ++round) {
+                ddp.forward([] {});
+                drop_gradients(params);
+                ddp.backward([&](auto ready) {
+                    for (std::size_t p = 0; p < params.size(); ++p) {
+                        add_gradient(params[p], comm.size());
+                        ready(p);
+                    }
+                });
+                zero.step();
+                save.step();
+            }
+            guard.finish();
+        }
+        auto again = make_params<double>({4, 1, 2}, 9.0);
+        ZeroRedundancyOptimizer zero{comm, again, rule};
+        joinable::Checkpoint{zero, file}.read();
+        double const first = -comm.size();
+        double const velocity = 0.5 * comm.size() + 1.0; // the last rank alone
+        CHECK(again[0].value[3] == first - velocity);
+        CHECK(again[2].value[1] == first - velocity);
+        step_by(again, zero, 0.0);
+        CHECK(again[1].value[0] == first - 1.5 * velocity);
+        comm.barrier();
+    };
+    over_threads_and_processes(check);
 }
 
 enum class Point { between_rounds, in_pass, in_step, after_step };
@@ -492,6 +616,33 @@ TEST_CASE("a rank that dies at any point of hybrid sharding ends the other ranks
     });
 }
 
+TEST_CASE("a rank that throws in a step outside guards ends all groups") {
+    auto const check = [](auto& outer) {
+        auto comm = outer.split(0, outer.rank());
+        auto node = node_of(comm, 2);
+        auto params = make_params<double>({2, 2, 2, 2}, 2.0);
+        int steps = 0;
+        auto const before_step = [&] {
+            if (comm.rank() == 1 && ++steps == 2) { // one exchange is in flight
+                throw std::runtime_error{"disk on fire"};
+            }
+        };
+        ZeroRedundancyOptimizer zero{
+            comm, node, params, Owner{before_step}, {.bucket_cap_bytes = 16}
+        };
+        std::string text;
+        try {
+            step_by(params, zero, 1.0);
+            comm.barrier();
+        } catch (std::exception const& error) {
+            text = error.what();
+        }
+        CHECK(text.find("disk on fire") != std::string::npos);
+    };
+    run_participants({2, 3, 4, 8}, check);
+    run_process_ranks({4}, check);
+}
+
 TEST_CASE("mistakes with groups that share the state are told in a sentence, and nothing is aborted"
 ) {
     run_participants({4}, [](auto& comm) {
@@ -534,6 +685,33 @@ TEST_CASE("mistakes with groups that share the state are told in a sentence, and
             "groups of ranks share the state"
         );
         told([&] { ZeroRedundancyOptimizer zero{node, comm, params, Sgd{}}; }, "more ranks");
+        told(
+            [&] {
+                auto expert = comm.split(comm.rank() / 3, comm.rank()); // 3 ranks, and 1
+                auto half = expert.split(expert.rank() / 2, expert.rank());
+                auto& shards = expert.size() == 3 ? half : expert;
+                DistributedDataParallel of_expert{expert, params};
+                ZeroRedundancyOptimizer zero{expert, shards, params, Sgd{}};
+                Join guard{participants(of_expert, zero), groups_of(comm)};
+            },
+            "groups that share a state"
+        );
+        told(
+            [&] {
+                auto own = make_params<double>({2}, 1.0);
+                DistributedDataParallel of_node{node, own};
+                ZeroRedundancyOptimizer zero{comm, node, params, Sgd{}};
+                step_by(params, zero, 1.0);
+                Join guard{participants(of_node)};
+                try {
+                    zero.step();
+                } catch (ContractViolation const&) {
+                    guard.finish();
+                    throw;
+                }
+            },
+            "is used while its communicator is in a guard"
+        );
     });
 }
 

@@ -138,6 +138,9 @@ public:
         state_.deal(shards_, host_, from_rank, state, rules_, groups_, [&](auto const& f) {
             fail_together("load()", f);
         });
+        if (has_groups()) { // a rule may compare no settings
+            settings_.send(words_, 0, rules_, {}, {});
+        }
     }
 
     /// The rank that steps parameter `i`. Local.
@@ -244,7 +247,7 @@ public:
     [[nodiscard]] JoinState& join_state() noexcept { return join_state_; }
 
     /// A line for each rank: the elements that it steps, and the bytes of its optimizer state,
-    /// including masters. The same text on every rank. Local.
+    /// including masters. The same text on every rank, of a group if groups share the state. Local.
     [[nodiscard]] std::string table() const {
         return detail::table_of_shards(groups_, loads_.size());
     }
@@ -316,6 +319,7 @@ protected:
             )};
         }
         detail::require_listed(join_state_, comm_, verb);
+        detail::require_listed(join_state_, shards_, verb);
     }
 
     /// Runs f(), or f(list), which adds what ranks compare; if it throws on one rank, all ranks throw. Collective.
@@ -775,6 +779,10 @@ private:
         }
         std::uint64_t common = 0;
         fail_together("load()", [&] { // before some wait in their group
+            state_.check_rank("from_rank", from_rank, shards_.size());
+            if (shards_.rank() != from_rank) {
+                return;
+            }
             AgreementList rules;
             detail::agree_on_rules(rules, state.rules);
             detail::Hash hash;
@@ -789,8 +797,8 @@ private:
             }
             common = hash.value();
         });
-        shard_words_.broadcast({&common, 1}, from_rank);
         fail_together("load()", [&](AgreementList& compared) {
+            shard_words_.broadcast({&common, 1}, from_rank);
             compared.add("hash of the state that a group of shards loads", common);
         });
     }
@@ -937,6 +945,9 @@ private:
                     shards_.abort(detail::blamed_on(
                         shards_.rank(), detail::failure_of(std::current_exception())
                     ));
+                    if (has_groups() && detail::session_of(join_state_) == nullptr) {
+                        detail::abort_for(words_, detail::failure_of(std::current_exception()));
+                    }
                 }
             }
             throw;

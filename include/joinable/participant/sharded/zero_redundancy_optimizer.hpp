@@ -88,7 +88,8 @@ public:
     ///
     /// A rank has 1 / shards.size() of the state. Owners, and the ranks of consolidate(), load() and table(), are numbers
     /// in the group. consolidate() gathers on such a rank of each group, and load() takes the same state in each.
-    /// ZeroOptions::before_step sums over the group, which has all gradients. A Checkpoint has the state of one group.
+    /// ZeroOptions::before_step sums over the group, which has all gradients; all ranks take the sums of rank 0's group. A
+    /// Checkpoint has the state of one group.
     /// @throws ContractViolation  also with ZeroOptions::reduces_gradients, which would average over the group alone.
     template <class Parameters>
     ZeroRedundancyOptimizer(
@@ -146,6 +147,7 @@ public:
     ///         master, see reload(); the round of the guard, enabled or not, does not sync.
     /// @throws what the communicator throws.
     void step(RoundNotice const& notice = {}) {
+        detail::require_listed(this->join_state(), this->shard_communicator(), join_name());
         Round const round = notify_join_context(*this, notice);
         detail::run_part(*this, round, [&] { run(round); });
     }

@@ -59,6 +59,7 @@ public:
         }
         Device& device = device_of(comm_);
         device.finish(); // the engine's stream sees the gradients
+        words_ = &words;
         bool const steps = before_step(ShardGradients{pieces_, parameters, device, *this});
         std::uint64_t steppers = steps ? 1 : 0;
         words.sum({&steppers, 1});
@@ -78,10 +79,24 @@ public:
     }
 
 private:
+    /// Where groups share the state all ranks take the numbers of the first one: others may add up in another order.
+    void take_first(std::span<double> numbers) {
+        if (words_->size() != comm_.size()) {
+            std::vector<std::uint64_t> bits;
+            for (double const number : numbers) {
+                bits.push_back(std::bit_cast<std::uint64_t>(number));
+            }
+            words_->broadcast(bits, 0);
+            std::transform(bits.begin(), bits.end(), numbers.begin(), [](std::uint64_t number) {
+                return std::bit_cast<double>(number);
+            });
+        }
+    }
     void sum(std::span<double> numbers) override {
         if (sharding_ != Sharding::none) { // else each rank has all gradients
             host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
         }
+        take_first(numbers);
     }
     /// As integers in the order of the numbers: some transports ignore a NaN among floating-point numbers.
     void max(std::span<double> numbers) override {
@@ -95,6 +110,7 @@ private:
         std::transform(keys.begin(), keys.end(), numbers.begin(), [](std::int64_t key) {
             return std::bit_cast<double>(key_of(key));
         });
+        take_first(numbers);
     }
     /// Turns the bits of a number into such an integer, and back: those of negative ones fall as the number
     /// grows.
@@ -136,6 +152,7 @@ private:
         }
         host_.download(first, staged_.data(), all.bytes());
         copy_bytes(reinterpret_cast<std::byte*>(sums.data()), staged_.data(), all.bytes());
+        take_first(sums);
     }
 
     /// The tensor, or a copy in host memory that the next one replaces. Blocks, up to the deadline.
@@ -159,6 +176,7 @@ private:
 
     Comm& comm_;
     HostCollectives<Comm>& host_;
+    ControlCommunicator* words_ = nullptr; ///< of all ranks, during a call
     Sharding sharding_;
     std::vector<ShardGradient> pieces_;
     std::vector<SquareSum> own_;

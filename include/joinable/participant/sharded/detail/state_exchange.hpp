@@ -138,9 +138,6 @@ public:
         gathered_.reset(); // not before: `state` may be it
     }
 
-private:
-    using Parameter = typename OptimizerState<Rule>::Parameter;
-
     static void check_rank(char const* name, int rank, int size) {
         if (rank < 0 || rank >= size) {
             throw ContractViolation{
@@ -148,6 +145,9 @@ private:
             };
         }
     }
+
+private:
+    using Parameter = typename OptimizerState<Rule>::Parameter;
 
     /// Throws ContractViolation unless the state fits the groups.
     static void check(OptimizerState<Rule> const& state, std::span<ShardGroup const> groups) {

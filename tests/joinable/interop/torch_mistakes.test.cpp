@@ -6,6 +6,7 @@
 #include <torch/torch.h> // before doctest: both have a macro CHECK
 
 #include <exception>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -348,12 +349,139 @@ Mistake const mistakes[] = {
              parts.ddp->backward(outputs.sum());
          });
      }},
+    {"a layer after wrapping",
+     "parameter extra.weight came into the module after the DistributedDataParallel was made",
+     [](ThreadCommunicator& comm) {
+         Parts parts{comm};
+         parts.model->register_module("extra", torch::nn::Linear{2, 2});
+         parts.train([] {});
+     }},
+    {"a layer in place of another one after wrapping",
+     "parameter 2.weight came into the module after the DistributedDataParallel was made",
+     [](ThreadCommunicator& comm) {
+         Parts parts{comm};
+         parts.model->replace_module("2", torch::nn::Linear{3, 1});
+         parts.train([] {});
+     }},
+    {"layers in another order on one rank",
+     "models differ: parameter 0 (0.weight): rank 0 has f64 (3, 2), rank ",
+     [](ThreadCommunicator& comm) {
+         torch::nn::Linear const narrow{2, 3}, wide{3, 1};
+         torch::nn::Sequential model{
+             is_last(comm) ? wide : narrow, torch::nn::Tanh{}, is_last(comm) ? narrow : wide
+         };
+         model->to(torch::kDouble);
+         joinable::torch::DistributedDataParallel ddp{comm, model};
+     },
+     2},
+    {"a layer that is frozen on one rank",
+     "models differ: parameter 0 (0.weight): rank 0 has f64 (3, 2)",
+     [](ThreadCommunicator& comm) {
+         auto model = two_layers();
+         model->parameters()[0].requires_grad_(!is_last(comm));
+         joinable::torch::DistributedDataParallel ddp{comm, model};
+     },
+     2},
+    {"a parameter on a device that is none",
+     "a torch::Tensor is on meta; joinable knows cpu and cuda",
+     [](ThreadCommunicator& comm) {
+         auto model = two_layers();
+         model->register_parameter("late", torch::empty({2}, torch::device(torch::kMeta)));
+         joinable::torch::DistributedDataParallel ddp{comm, model};
+     }},
+    {"a name to ignore that is none",
+     "DataParallelOptions::ignore has \"first.weight\", which is the name of no parameter or buffer",
+     [](ThreadCommunicator& comm) { Parts const parts{comm, {.ignore = {"first.weight"}}}; }},
+    {"a batch of another width",
+     "mat1 and mat2 shapes cannot be multiplied",
+     [](ThreadCommunicator& comm) {
+         Parts parts{comm};
+         parts.train([&] { parts.ddp->forward(torch::ones({2, 3}, torch::kDouble)); });
+     },
+     1,
+     "an exception left the guard"},
+    {"a batch of another type",
+     "dtype",
+     [](ThreadCommunicator& comm) {
+         Parts parts{comm};
+         parts.train([&] { parts.ddp->forward(inputs(torch::kFloat)); });
+     },
+     1,
+     "an exception left the guard"},
+    {"a clone of the module is trained",
+     "(a forward without its backward?)",
+     [](ThreadCommunicator& comm) {
+         Parts parts{comm};
+         auto const clone =
+             std::dynamic_pointer_cast<torch::nn::SequentialImpl>(parts.model->clone());
+         parts.train([&] {
+             parts.ddp->forward([&] { return clone->forward(inputs()); }).sum().backward();
+             parts.step.step();
+         });
+     }},
+    {"two steps in a round",
+     "participant 1 (Step)",
+     [](ThreadCommunicator& comm) {
+         Parts parts{comm};
+         parts.train([&] {
+             parts.loss().backward();
+             parts.step.step();
+             parts.step.step();
+         });
+     }},
+    {"refresh() in a guard",
+     "refresh() was called in a guard or in a round; call it before, on every rank",
+     [](ThreadCommunicator& comm) {
+         Parts parts{comm};
+         parts.train([&] { parts.ddp->refresh(); });
+     },
+     1,
+     "an exception left the guard"},
+    {"refresh() in a round",
+     "refresh() was called in a guard or in a round; call it before, on every rank",
+     [](ThreadCommunicator& comm) {
+         Parts parts{comm};
+         Tensor const loss = parts.loss();
+         parts.ddp->refresh();
+     }},
+    {"refresh() of another module on one rank",
+     "models differ: parameter 0 (0.weight)",
+     [](ThreadCommunicator& comm) {
+         Parts parts{comm};
+         parts.model->parameters()[0].requires_grad_(!is_last(comm));
+         parts.ddp->refresh();
+     },
+     2},
+    {"refresh() after what is ignored has gone",
+     "DataParallelOptions::ignore has \"extra.weight\", which is the name of no parameter or buffer",
+     [](ThreadCommunicator& comm) {
+         auto model = two_layers();
+         model->register_module("extra", torch::nn::Linear{2, 2});
+         joinable::torch::DistributedDataParallel ddp{
+             comm, model, {.ignore = {"extra.weight", "extra.bias"}}
+         };
+         if (is_last(comm)) {
+             model->unregister_module("extra");
+         }
+         ddp.refresh();
+     }},
+    {"refresh() of a module without trained parameters",
+     "no parameter requires a gradient",
+     [](ThreadCommunicator& comm) {
+         Parts parts{comm};
+         for (Tensor& parameter : parts.model->parameters()) {
+             parameter.requires_grad_(!is_last(comm));
+         }
+         parts.ddp->refresh();
+     },
+     1,
+     "models differ"},
 };
 
 TEST_CASE("each mistake of a libtorch user is answered by one sentence, and nobody hangs") {
     for (Mistake const& mistake : mistakes) {
         CAPTURE(mistake.what);
-        run_ranks({1, 2, 3}, [&](ThreadCommunicator& all) {
+        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& all) {
             if (all.size() < mistake.fewest_ranks) {
                 return;
             }

@@ -144,7 +144,7 @@ TEST_CASE("a module that freezes, gets layers and is converted trains as libtorc
 }
 
 TEST_CASE("a module that was trained is converted, and refresh() takes it with its gradients") {
-    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         Net model{comm.rank()};
         Net alone{0};
         joinable::torch::DistributedDataParallel ddp{comm, model};
@@ -173,7 +173,7 @@ TEST_CASE("a module that was trained is converted, and refresh() takes it with i
 }
 
 TEST_CASE("handles of gradients in buckets outlive a refresh, frozen ones, too") {
-    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         Net model{0};
         joinable::torch::DistributedDataParallel ddp{
             comm, model, {.gradient_as_bucket_view = true}
@@ -193,7 +193,7 @@ TEST_CASE("handles of gradients in buckets outlive a refresh, frozen ones, too")
 }
 
 TEST_CASE("ranks whose modules differ say so, and the model is as it was before") {
-    run_ranks({2, 3}, [](ThreadCommunicator& comm) {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         Net model{0};
         joinable::torch::DistributedDataParallel ddp{comm, model};
         model->first->bias.set_requires_grad(comm.rank() != 0);

@@ -698,7 +698,7 @@ MUTATIONS = [
     ),
     Mutation(
         "ignored-parameters-are-averaged", "interop/torch.hpp",
-        "tensor.defined() && !is_named(item.key(), ignore) &&", "tensor.defined() &&",
+        "tensor.defined() && !is_named(torch_name_of(item), ignore) &&", "tensor.defined() &&",
         "interop/torch_module.test.cpp", "what options.ignore names*",
     ),
     Mutation(
@@ -741,7 +741,7 @@ MUTATIONS = [
     ),
     Mutation(
         "names-of-sparse-parameters-are-forgotten", "interop/torch.hpp",
-        "if (is_named(item.key(), names)) {", "if (false && is_named(item.key(), names)) {",
+        "if (is_named(torch_name_of(item), names)) {", "if (false && is_named(torch_name_of(item), names)) {",
         "interop/torch_module.test.cpp", "a parameter that is no embedding is named*",
     ),
     Mutation(

@@ -22,6 +22,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
@@ -257,10 +258,16 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// The module itself, or the module that a holder or a pointer refers to.
 template <class Module>
 auto& torch_module_of(Module& module) {
-    if constexpr (requires { module.named_parameters(); }) {
-        return module;
-    } else {
+    constexpr bool is_module = requires { module.named_parameters(); };
+    constexpr bool refers_to_one = requires { module->named_parameters(); };
+    static_assert(
+        is_module || refers_to_one,
+        "joinable::torch: expected a module of libtorch, a holder such as torch::nn::Sequential, or a pointer to a module"
+    );
+    if constexpr (!is_module && refers_to_one) {
         return *module;
+    } else {
+        return module;
     }
 }
 template <class Holder>
@@ -509,7 +516,7 @@ concept torch_optional = requires(T const& value) {
 /// Whether a result of this type can have a tensor that is found.
 template <class T>
 consteval bool may_have_tensors() {
-    if constexpr (std::same_as<T, at::Tensor>) {
+    if constexpr (std::same_as<T, at::Tensor> || std::same_as<T, c10::IValue>) {
         return true;
     } else if constexpr (torch_optional<T>) {
         return may_have_tensors<std::remove_cvref_t<decltype(*std::declval<T const&>())>>();
@@ -533,6 +540,23 @@ bool append_outputs(T const& value, std::vector<at::Tensor>& outputs) {
             outputs.push_back(value);
         }
         return true;
+    } else if constexpr (std::same_as<T, c10::IValue>) { // of TorchScript
+        if (value.isTensor()) {
+            return append_outputs(value.toTensor(), outputs);
+        }
+        if (value.isTuple()) {
+            return append_outputs(value.toTupleRef().elements().vec(), outputs);
+        }
+        if (value.isList()) {
+            return append_outputs(value.toListRef(), outputs);
+        }
+        bool all = !value.isObject();
+        if (value.isGenericDict()) {
+            for (auto const& item : value.toGenericDict()) {
+                all = append_outputs(item.value(), outputs) && all;
+            }
+        }
+        return all;
     } else if constexpr (torch_optional<T>) {
         return !value.has_value() || append_outputs(*value, outputs);
     } else if constexpr (torch_range<T>) {
@@ -555,6 +579,24 @@ bool append_outputs(T const& value, std::vector<at::Tensor>& outputs) {
     }
 }
 
+/// The name and the tensor of an item that a module lists. Those of a TorchScript module have data members.
+template <class Item>
+std::string const& torch_name_of(Item const& item) {
+    if constexpr (requires { item.key(); }) {
+        return item.key();
+    } else {
+        return item.name;
+    }
+}
+template <class Item>
+at::Tensor const& torch_tensor_of(Item const& item) {
+    if constexpr (requires { item.key(); }) {
+        return item.value();
+    } else {
+        return item.value;
+    }
+}
+
 /// The tensors of a module by name, each once, without those that `ignore` names.
 template <class Items>
 std::vector<NamedTorchTensor> distinct_tensors(
@@ -565,10 +607,10 @@ std::vector<NamedTorchTensor> distinct_tensors(
     std::vector<NamedTorchTensor> tensors;
     std::unordered_set<void const*> seen;
     for (auto const& item : items) {
-        at::Tensor const& tensor = item.value();
-        if (tensor.defined() && !is_named(item.key(), ignore) &&
+        at::Tensor const& tensor = torch_tensor_of(item);
+        if (tensor.defined() && !is_named(torch_name_of(item), ignore) &&
             seen.insert(tensor.unsafeGetTensorImpl()).second) {
-            tensors.push_back({item.key(), tensor, views});
+            tensors.push_back({torch_name_of(item), tensor, views});
         }
     }
     return tensors;
@@ -586,8 +628,8 @@ public:
             }
         }
         for (auto const& item : module.named_parameters()) {
-            if (is_named(item.key(), names)) {
-                weights_.insert(item.value().unsafeGetTensorImpl());
+            if (is_named(torch_name_of(item), names)) {
+                weights_.insert(torch_tensor_of(item).unsafeGetTensorImpl());
             }
         }
     }
@@ -644,7 +686,7 @@ inline void require_found(
 template <class Items>
 void append_names(Items const& items, std::vector<std::string>& names) {
     for (auto const& item : items) {
-        names.push_back(item.key());
+        names.push_back(torch_name_of(item));
     }
 }
 /// Throws ContractViolation if a tensor has a name that is ignored and another one that is not.
@@ -652,18 +694,18 @@ template <class Items>
 void require_no_half_ignored(Items const& items, std::vector<std::string> const& ignore) {
     std::unordered_map<void const*, std::string> names;
     for (auto const& item : items) {
-        if (!item.value().defined()) {
+        if (!torch_tensor_of(item).defined()) {
             continue;
         }
         auto const [first, is_new] =
-            names.try_emplace(item.value().unsafeGetTensorImpl(), item.key());
-        bool const is_ignored = is_named(item.key(), ignore);
+            names.try_emplace(torch_tensor_of(item).unsafeGetTensorImpl(), torch_name_of(item));
+        bool const is_ignored = is_named(torch_name_of(item), ignore);
         if (!is_new && is_ignored != is_named(first->second, ignore)) {
             throw ContractViolation{concat(
                 "DataParallelOptions::ignore names \"",
-                is_ignored ? item.key() : first->second,
+                is_ignored ? torch_name_of(item) : first->second,
                 "\", but not \"",
-                is_ignored ? first->second : item.key(),
+                is_ignored ? first->second : torch_name_of(item),
                 "\", which is the same tensor; name both, or neither"
             )};
         }
@@ -1106,6 +1148,8 @@ BufferList buffers(Module&& module) {
 /// |                                        | gradients are sparse are named in DataParallelOptions::sparse    |
 /// | _set_params_and_buffers_to_ignore_for_ | DataParallelOptions::ignore: each rank keeps its own values and  |
 /// | model(model, names)                    | gradients of these names                                         |
+/// | torch::jit::Module (TorchScript)       | forward() takes and returns its IValues; find_unused looks into  |
+/// |                                        | tensors, tuples, lists and dictionaries of them                  |
 /// | activation checkpointing               | passes within the backward pass add to gradients; without        |
 /// |                                        | find_unused, whose graph does not have what is computed again    |
 /// | two forward passes, one backward pass  | refused, like a backward pass without a forward() of this class  |
@@ -1118,8 +1162,8 @@ class DistributedDataParallel
     using Participant = detail::TorchParticipant<Base, Module>;
 
 public:
-    /// Collective. `module` is a module, a holder (`torch::nn::Sequential`) or a shared pointer. A
-    /// module itself must outlive this object. Parameters and buffers take rank 0's values.
+    /// Collective. `module` is a torch::nn::Module, a holder (`torch::nn::Sequential`) or a shared pointer,
+    /// or a torch::jit::Module. A module itself must outlive this object. Parameters and buffers take rank 0's values.
     /// @throws what joinable::DistributedDataParallel throws; ContractViolation also if a name in
     ///         DataParallelOptions::ignore or sparse is the name of nothing in the module, or one to
     ///         ignore is that of a tensor that has another name, which is not ignored.
@@ -1246,8 +1290,9 @@ private:
     void drop_ignored_gradients() {
         if (std::vector<std::string> const& ignore = this->ignore_; !ignore.empty()) {
             for (auto const& item : this->module_.named_parameters()) {
-                if (item.value().requires_grad() && detail::is_named(item.key(), ignore)) {
-                    item.value().mutable_grad().reset();
+                if (detail::torch_tensor_of(item).requires_grad() &&
+                    detail::is_named(detail::torch_name_of(item), ignore)) {
+                    detail::torch_tensor_of(item).mutable_grad().reset();
                 }
             }
         }

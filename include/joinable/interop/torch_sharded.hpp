@@ -40,6 +40,7 @@
 #include <joinable/join/round.hpp>
 #include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/partition.hpp>
+#include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/sharded/options.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -472,8 +473,8 @@ class ShardedDataParallel
     using Participant = detail::TorchParticipant<Base, Module>;
 
 public:
-    /// Collective. `module` is a module, a holder (`torch::nn::Sequential`) or a shared pointer. A module itself must
-    /// outlive this object. Parameters and buffers take rank 0's values. `rule` is an UpdateRule, a LocalOptimizer, or a
+    /// Collective. `module` is a module, a holder (`torch::nn::Sequential`) or a shared pointer, or but for
+    /// Sharding::parameters a torch::jit::Module. A module itself must outlive this object. Parameters and buffers take rank 0's values. `rule` is an UpdateRule, a LocalOptimizer, or a
     /// factory that makes libtorch's optimizer of the parameters that it is given, those that this rank owns.
     /// @throws what joinable::ShardedDataParallel throws, and what the factory throws; ContractViolation also for sparse
     ///         gradients, and with Sharding::parameters if a trained parameter shares its storage with another tensor or
@@ -538,8 +539,9 @@ public:
                 list_parts(part, "the tensor", indices);
             } else {
                 for (auto const& item : detail::torch_module_of(part).named_parameters()) {
-                    if (item.value().defined()) {
-                        list_parts(item.value(), item.key(), indices);
+                    if (at::Tensor const& tensor = detail::torch_tensor_of(item);
+                        tensor.defined()) {
+                        list_parts(tensor, detail::torch_name_of(item), indices);
                     }
                 }
             }
@@ -599,6 +601,12 @@ private:
 
     /// Parameters whose storages end while ranks keep parts of them.
     static ParameterList parted(Module& module, std::vector<detail::NamedTorchTensor> tensors) {
+        if constexpr (requires { module._ivalue(); }) {
+            throw ContractViolation{
+                "Sharding::parameters takes a torch::nn::Module, whose layers a pass uses one by one; train a TorchScript "
+                "module with Sharding::gradients"
+            };
+        }
         detail::TorchReleased::install();
         std::unordered_map<void const*, std::string> freed; // storages of trained values
         auto const find = [&](detail::NamedTorchTensor const& one) {

@@ -740,6 +740,21 @@ MUTATIONS = [
         "interop/torch_module.test.cpp", "sparse gradients of embeddings have the bits*",
     ),
     Mutation(
+        "tuples-of-torchscript-are-not-looked-into", "interop/torch.hpp",
+        "if (value.isTuple()) {", "if (false) {",
+        "interop/torch_script.test.cpp", "a TorchScript module trains*",
+    ),
+    Mutation(
+        "lists-of-torchscript-are-not-looked-into", "interop/torch.hpp",
+        "if (value.isList()) {", "if (false) {",
+        "interop/torch_script.test.cpp", "find_unused looks into*",
+    ),
+    Mutation(
+        "dictionaries-of-torchscript-are-not-looked-into", "interop/torch.hpp",
+        "if (value.isGenericDict()) {", "if (false) {",
+        "interop/torch_script.test.cpp", "find_unused looks into*",
+    ),
+    Mutation(
         "names-of-sparse-parameters-are-forgotten", "interop/torch.hpp",
         "if (is_named(torch_name_of(item), names)) {", "if (false && is_named(torch_name_of(item), names)) {",
         "interop/torch_module.test.cpp", "a parameter that is no embedding is named*",

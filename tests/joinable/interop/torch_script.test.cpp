@@ -210,6 +210,32 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("find_unused looks into dictionaries and lists of TorchScript") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        torch::jit::Module model{"Net"};
+        Tensor const used = torch::ones({2}, torch::kDouble).requires_grad_(true);
+        model.register_parameter("used", used, false);
+        model.register_parameter("unused", torch::ones({2}).requires_grad_(true), false);
+        model.define(R"(
+            def forward(self, x):
+                return {"losses": [self.used * x]}
+        )");
+        joinable::torch::DistributedDataParallel ddp{comm, model, {.find_unused = true}};
+        double sum = 0;
+        for (int rank = 0; rank < comm.size(); ++rank) {
+            sum += rank + 1;
+        }
+        for (int round = 0; round < 2; ++round) {
+            std::vector<IValue> const inputs{torch::full({2}, comm.rank() + 1.0, torch::kDouble)};
+            used.mutable_grad().reset();
+            IValue const outputs = ddp.forward(inputs);
+            outputs.toGenericDict().at("losses").toListRef()[0].toTensor().sum().backward();
+            CHECK(torch::allclose(used.grad(), torch::full({2}, sum / comm.size(), torch::kDouble))
+            );
+        }
+    });
+}
+
 struct Mistake {
     char const* what;
     char const* sentence; ///< a part of it

@@ -143,10 +143,19 @@ measured(ThreadCommunicator& comm, double tick, VirtualLinks::CostsOf const& cos
     return costs;
 }
 
+/// Whether the `k`-th link is left out: numbers do not depend on how threads meet, and the thread sanitizer looks at each
+/// element of buffers of 16 MiB.
+bool is_number_left_out(std::size_t k) {
+    return sanitizer == Sanitizer::thread && is_reduced() && k > 0;
+}
+
 TEST_CASE("measured costs are those of the links and of the additions") {
     std::size_t k = 0;
     for (MessageCosts const& link :
          {MessageCosts{20e-6, 1e9, 0}, MessageCosts{2e-3, 100e6, 0}, MessageCosts{1e-3, 1e6, 0}}) {
+        if (is_number_left_out(k)) {
+            break;
+        }
         in_turn({2, 3, 4, 5, 8}, k++, [&](int ranks) {
             run_ranks({ranks}, [&](ThreadCommunicator& comm) {
                 double const tick = 1e-6; // between two readings of the clock
@@ -169,6 +178,9 @@ TEST_CASE("messages that pass each other take the time that they are measured to
     std::size_t k = 0;
     for (double const both_ways :
          {1.0, 1.5, 2.0, 9.0}) { // more than twice is something else that was in the way
+        if (is_number_left_out(k)) {
+            break;
+        }
         MessageCosts const link{1e-6, 1e9, 0, both_ways};
         in_turn({2, 3, 4, 8}, k++, [&](int ranks) {
             run_ranks({ranks}, [&](ThreadCommunicator& comm) {
@@ -201,6 +213,9 @@ TEST_CASE("long messages are measured where they are as fast as memory, and cost
          {Case{{1e-6, 10e9, 0, 1, 1, 3}, 3}, // 1.7 ms for 16 MiB of a cache
           Case{{1e-6, 10e9, 0, 2, 1, 2}, 2},
           Case{{1e-6, 100e6, 0, 1, 1, 3}, 1}}) { // 170 ms, three times, are not spent on it
+        if (is_number_left_out(k)) {
+            break;
+        }
         in_turn({2, 3, 4}, k++, [&](int ranks) {
             run_ranks({ranks}, [&](ThreadCommunicator& comm) {
                 MessageCosts const found = measured(comm, 0, [&](int, int) { return one.link; });
@@ -210,7 +225,9 @@ TEST_CASE("long messages are measured where they are as fast as memory, and cost
     }
 }
 
-TEST_CASE("links that differ give the costs of a usual one") {
+TEST_CASE(
+    "links that differ give the costs of a usual one" * doctest::skip(is_number_left_out(1))
+) {
     MessageCosts const near{1e-6, 10e9, 0};
     MessageCosts const far{100e-6, 1e9, 0};
     run_ranks({8}, [&](ThreadCommunicator& comm) {
@@ -340,11 +357,15 @@ TEST_CASE("a mesh of machines takes the time of its rings, and less than a hiera
 
 TEST_CASE("what measured costs choose is within 20 % of the fastest plan on the virtual clock") {
     double worst = 1;
+    std::size_t k = 0;
     for (MessageCosts const& link :
          {MessageCosts{20e-6, 1e9, 0},
           MessageCosts{2e-3, 100e6, 0},
           MessageCosts{1e-6, 10e9, 0},
           MessageCosts{0.3e-6, 3e9, 0}}) {
+        if (is_left_out(k++, 4, 0)) { // the plans of each are of one thread
+            continue;
+        }
         MessageCosts found;
         run_ranks({4}, [&](ThreadCommunicator& comm) {
             MessageCosts const own = measured(comm, 1e-7, [&](int, int) { return link; });

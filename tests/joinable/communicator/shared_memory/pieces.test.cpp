@@ -6,6 +6,8 @@
 #include <atomic>
 #include <csignal>
 #include <cstddef>
+#include <cstring>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -53,6 +55,33 @@ float sum_of(int ranks, std::size_t i) {
     return sum;
 }
 
+/// `count` elements, of which the `i`-th is f(i): a number that comes again after seven others, as those above do. Memory
+/// is copied and compared, because each element of some millions would take its time in a test without optimizations.
+template <class T, class F>
+std::unique_ptr<T[]> repeated(std::size_t count, F const& f) {
+    auto all = std::make_unique_for_overwrite<T[]>(count);
+    std::size_t done = 0;
+    for (; done < count && done < 7; ++done) {
+        all[done] = T{f(done)};
+    }
+    for (; done < count; done += (std::min)(done, count - done)) {
+        std::memcpy(all.get() + done, all.get(), (std::min)(done, count - done) * sizeof(T));
+    }
+    return all;
+}
+template <class T>
+std::unique_ptr<T[]> numbers_of(int rank, std::size_t count) {
+    return repeated<T>(count, [&](std::size_t i) { return number(rank, i); });
+}
+template <class T>
+std::unique_ptr<T[]> sums_of(int ranks, std::size_t count) {
+    return repeated<T>(count, [&](std::size_t i) { return sum_of(ranks, i); });
+}
+template <class T>
+bool is_same(T const* elements, T const* expected, std::size_t count) {
+    return std::memcmp(elements, expected, count * sizeof(T)) == 0;
+}
+
 /// `count` elements of a rank in an arena, or on its heap, in pieces of 1, 2, 3, ... times `step` elements with gaps
 /// between them.
 template <class T>
@@ -68,11 +97,11 @@ public:
         std::size_t const bytes = size * sizeof(T);
         arena_ = is_on_heap ? joinable::Arena{bytes} : joinable::make_arena(comm, bytes);
         auto* place = reinterpret_cast<T*>(arena_.data());
+        auto const numbers = numbers_of<T>(rank_, count);
         for (std::size_t at = 0, length = step; at < count; length += step) {
             std::span<T> const piece{place + gap, (std::min)(length, count - at)};
-            for (T& element : piece) {
-                element = T{number(rank_, at++)};
-            }
+            std::memcpy(piece.data(), numbers.get() + at, piece.size_bytes());
+            at += piece.size();
             places_.push_back(piece);
             place += gap + length;
         }
@@ -91,24 +120,24 @@ public:
     [[nodiscard]] Buffer first() const {
         return {places_[0].data(), places_[0].size(), joinable::dtype_of<T>};
     }
-    void check_sums(int ranks) const {
-        check([&](std::size_t i) { return sum_of(ranks, i); });
-    }
-    void check_unchanged() const {
-        check([&](std::size_t i) { return number(rank_, i); });
-    }
+    void check_sums(int ranks) const { check(sums_of<T>(ranks, count()).get()); }
+    void check_unchanged() const { check(numbers_of<T>(rank_, count()).get()); }
 
 private:
     static constexpr std::size_t gap = 3;
 
-    template <class F>
-    void check(F const& expected) const {
-        std::size_t at = 0;
+    [[nodiscard]] std::size_t count() const {
+        std::size_t sum = 0;
+        for (std::span<T> const place : places_) {
+            sum += place.size();
+        }
+        return sum;
+    }
+    void check(T const* expected) const {
         std::size_t wrong = 0;
         for (std::span<T> const place : places_) {
-            for (T const sum : place) {
-                wrong += static_cast<float>(sum) == expected(at++) ? 0U : 1U;
-            }
+            wrong += is_same(place.data(), expected, place.size()) ? 0U : 1U;
+            expected += place.size();
         }
         auto const* const all = reinterpret_cast<T const*>(arena_.data());
         for (std::size_t k = 0; k < gap; ++k) {
@@ -131,11 +160,7 @@ void check_sum_elsewhere(Comm& comm, Pieces<T>& mine, std::size_t count, bool is
         is_on_heap ? joinable::Arena{bytes} : joinable::make_arena(comm, bytes);
     auto* const out = reinterpret_cast<T*>(arena.data());
     comm.sum_pieces(mine.buffer(out), factor_of(comm.rank())).wait();
-    std::size_t wrong = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-        wrong += static_cast<float>(out[i]) == sum_of(comm.size(), i) ? 0U : 1U;
-    }
-    CHECK(wrong == 0);
+    CHECK(is_same(out, sums_of<T>(comm.size(), count).get(), count));
     mine.check_unchanged();
 }
 
@@ -178,17 +203,10 @@ TEST_CASE("pieces in arenas are summed with a rank whose buffer lies on its heap
     run_process_ranks({2, 3, 4, 8}, [](ProcessCommunicator& comm) {
         constexpr std::size_t count = 1'000'000;
         if (comm.rank() == 1) {
-            std::vector<float> heap(count);
-            for (std::size_t i = 0; i < count; ++i) {
-                heap[i] = number(1, i);
-            }
-            CHECK_FALSE(comm.is_in_reach(Buffer{heap.data(), count}));
-            comm.all_reduce({heap.data(), count}, ReduceOp::sum, factor_of(1)).wait();
-            std::size_t wrong = 0;
-            for (std::size_t i = 0; i < count; ++i) {
-                wrong += heap[i] == sum_of(comm.size(), i) ? 0U : 1U;
-            }
-            CHECK(wrong == 0);
+            auto const heap = numbers_of<float>(1, count);
+            CHECK_FALSE(comm.is_in_reach(Buffer{heap.get(), count}));
+            comm.all_reduce({heap.get(), count}, ReduceOp::sum, factor_of(1)).wait();
+            CHECK(is_same(heap.get(), sums_of<float>(comm.size(), count).get(), count));
         } else {
             Pieces<float> mine{comm, count, 100 + static_cast<std::size_t>(comm.rank())};
             CHECK(comm.is_in_reach(mine.first()));

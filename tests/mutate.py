@@ -3729,9 +3729,20 @@ MUTATIONS = [
     ),
     Mutation(
         "a-step-whose-round-fails-has-no-weight", "participant/periodic_average.hpp",
-        "steps_ += steps; // the optimizer has stepped, whatever comes\n        Round const round = notify_join_context(*this);",
-        "Round const round = notify_join_context(*this);\n        steps_ += steps;",
+        "            Round const round = notify_join_context(*this);\n            detail::run_part(*this, round, [&] { end_round(); });",
+        "            steps_ -= steps;\n            Round const round = notify_join_context(*this);\n            steps_ += steps;\n"
+        "            detail::run_part(*this, round, [&] { end_round(); });",
         "participant/periodic_average.test.cpp", "*where its round fails*",
+    ),
+    Mutation(
+        "an-average-leaves-out-what-was-unfrozen", "participant/periodic_average.hpp",
+        "listed_->require_same(join_name(), false);", "",
+        "participant/periodic_average.test.cpp", "a parameter that is unfrozen*",
+    ),
+    Mutation(
+        "an-average-that-is-refused-on-one-rank-is-waited-for", "participant/periodic_average.hpp",
+        "detail::abort_if_throws(comm_, require_same);", "require_same();",
+        "participant/periodic_average.test.cpp", "*one rank alone has changed*",
     ),
     Mutation(
         "values-of-a-rank-that-did-not-step-are-multiplied", "participant/periodic_average.hpp",

@@ -18,6 +18,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/control.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/communicator/failure_report.hpp>
 #include <joinable/communicator/model_table.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -67,6 +68,7 @@ public:
         std::exception_ptr const error = detail::exception_of([&] {
             parameters_ = joinable::parameters(std::forward<Parameters>(parameters));
             check();
+            listed_.emplace(parameters_, true);
             compared.begin_section("options differ: ");
             compare_options(compared);
             model_ = detail::agree_on_model(compared, parameters_, detail::device_of(comm));
@@ -91,6 +93,8 @@ public:
     }
 
     /// This rank has stepped. Collective in a round that averages; else only the notification.
+    /// @throws ContractViolation  a parameter that was frozen when this was made is trained now, or a value has another
+    ///         dtype, other extents or another device; the other ranks throw PeerFailed. average(), then make a new one.
     /// @throws what the communicator throws.
     void step() { take_part(1); }
     /// The same for a rank that has not stepped in this round, because its batch failed.
@@ -170,8 +174,17 @@ private:
 
     void take_part(std::uint64_t steps) {
         steps_ += steps; // the optimizer has stepped, whatever comes
-        Round const round = notify_join_context(*this);
-        detail::run_part(*this, round, [&] { end_round(); });
+        auto const require_same = [&] { listed_->require_same(join_name(), false); };
+        auto const take_turn = [&] {
+            Round const round = notify_join_context(*this);
+            detail::run_part(*this, round, [&] { end_round(); });
+        };
+        if (detail::session_of(state_) != nullptr) {
+            detail::run_then(*this, require_same, take_turn);
+        } else { // no roll call tells the others
+            detail::abort_if_throws(comm_, require_same);
+            take_turn();
+        }
     }
     void end_round() {
         ++rounds_;
@@ -219,6 +232,7 @@ private:
     Comm& comm_;
     PeriodicAverageOptions options_;
     ParameterList parameters_;
+    std::optional<detail::ListedModel> listed_;
     std::string model_; ///< in the form that guards compare
     BucketLayout layout_;
     std::uint64_t rounds_ = 0;

@@ -9,6 +9,7 @@
 #include <limits>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -386,6 +387,82 @@ TEST_CASE(
             joinable::ContractViolation
         );
     });
+}
+
+TEST_CASE("a parameter that is unfrozen after an average was made is refused, not left out of it") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        double const mean = static_cast<double>(comm.size() + 1) / 2;
+        double const own = static_cast<double>(comm.rank() + 1);
+        auto params = make_params<double>({2, 3}, 0.0);
+        params[0].requires_grad = false;
+        PeriodicAverage average{comm, params, {.period = 1}};
+        try {
+            joinable::Join guard{joinable::participants(average)};
+            params[1].value.assign(3, own);
+            average.step();
+            CHECK(params[1].value[2] == doctest::Approx(mean));
+            params[0].requires_grad = true;
+            params[1].value.assign(3, 2 * own);
+            average.step();
+            FAIL_CHECK("a parameter was left out");
+        } catch (joinable::ContractViolation const& error) {
+            CHECK(
+                std::string{error.what()} ==
+                "parameter 0 requires a gradient now, but did not when the PeriodicAverage was made, so it would "
+                "not be averaged; make the PeriodicAverage after unfreezing"
+            );
+        }
+        average.average();
+        CHECK(params[1].value[2] == doctest::Approx(2 * mean));
+        PeriodicAverage again{comm, params, {.period = 1}};
+        for (Param<double>& param : params) {
+            param.value.assign(param.value.size(), 3 * own);
+        }
+        again.step();
+        CHECK(params[0].value[1] == doctest::Approx(3 * mean));
+        CHECK(params[1].value[2] == doctest::Approx(3 * mean));
+    });
+}
+
+TEST_CASE("a model that one rank alone has changed since is refused there, and the others hear why"
+) {
+    for (bool const is_guarded : {true, false}) {
+        for (bool const is_resized : {true, false}) {
+            CAPTURE(is_guarded);
+            CAPTURE(is_resized);
+            over_ranks({2, 3, 4, 8}, [&](RankCommunicator& comm) {
+                int const culprit = comm.size() - 1;
+                auto params = make_params<double>({2, 3}, 0.0);
+                params[0].requires_grad = false;
+                PeriodicAverage average{comm, params, {.period = 1}};
+                if (comm.rank() == culprit) {
+                    is_resized ? params[1].value.resize(7) : void(params[0].requires_grad = true);
+                }
+                std::string const what =
+                    is_resized ? "parameter 1 is f64 (7) now, but was f64 (3) when the "
+                                 "PeriodicAverage was made"
+                               : "parameter 0 requires a gradient now";
+                try {
+                    joinable::Join guard{joinable::participants(average), {.enable = is_guarded}};
+                    average.step();
+                    guard.finish();
+                    FAIL_CHECK("a parameter was left out");
+                } catch (joinable::ContractViolation const& error) {
+                    CHECK(comm.rank() == culprit);
+                    CHECK(std::string{error.what()}.starts_with(what));
+                } catch (joinable::PeerFailed const& error) {
+                    CHECK(error.rank() == culprit);
+                    CAPTURE(std::string{error.what()});
+                    CHECK(std::string{error.what()}.find(what) != std::string::npos);
+                }
+                if (is_guarded) { // it was between rounds
+                    auto others = make_params<double>({3}, 2.0 + comm.rank());
+                    static_cast<void>(PeriodicAverage{comm, others});
+                    CHECK(others[0].value[2] == 2.0);
+                }
+            });
+        }
+    }
 }
 
 TEST_CASE(

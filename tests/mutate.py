@@ -3735,6 +3735,11 @@ MUTATIONS = [
         "participant/periodic_average.test.cpp", "*where its round fails*",
     ),
     Mutation(
+        "values-are-averaged-in-the-dtype-of-gradients", "participant/periodic_average.hpp",
+        "{ return list[i].value(); }", "{ return detail::like_gradient(list, i); }",
+        "participant/periodic_average.test.cpp", "values of 16 bits*",
+    ),
+    Mutation(
         "an-average-leaves-out-what-was-unfrozen", "participant/periodic_average.hpp",
         "listed_->require_same(join_name(), false);", "",
         "participant/periodic_average.test.cpp", "a parameter that is unfrozen*",

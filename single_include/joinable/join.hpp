@@ -6545,7 +6545,7 @@ public:
     BucketLayout() = default; ///< no buckets
 
     /// Cuts the parameters in `order` into buckets, which close when they reach their limit in
-    /// bytes. The arenas are in `memory` and have the size of the gradients plus at most one cache
+    /// bytes. What lies there of a parameter is as `like(parameters, i)` says. The arenas are in `memory` and have the size of the gradients plus at most one cache
     /// line per parameter. Complexity: linear in the parameters, plus the cost of the arenas.
     /// @throws ContractViolation  no parameter is listed, or a value is missing or on none of
     ///         the memory's devices.
@@ -6553,7 +6553,8 @@ public:
         ParameterList const& parameters,
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits,
-        detail::BufferMemory const& memory = {}
+        detail::BufferMemory const& memory = {},
+        AnyView (*like)(ParameterList const&, std::size_t) = &detail::like_gradient
     );
 
     /// In launch order: as they fill when gradients become ready in `order`.
@@ -6637,7 +6638,8 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
     ParameterList const& parameters,
     std::span<std::size_t const> order,
     std::span<std::size_t const> limits,
-    detail::BufferMemory const& memory
+    detail::BufferMemory const& memory,
+    AnyView (*like)(ParameterList const&, std::size_t)
 )
     : memory_{memory} {
     if (order.empty()) {
@@ -6652,10 +6654,10 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
     std::vector<AnyView> values;
     for (std::size_t const i : order) {
         detail::check_value(parameters, i, memory_.id());
-        AnyView const& like = values.emplace_back(detail::like_gradient(parameters, i));
-        bytes.resize((std::max)(bytes.size(), index(like) + 1));
-        bytes[index(like)] += // for any cut: each may start a bucket
-            like.numel() * size_of(like.dtype()) + bucket_alignment;
+        AnyView const& value = values.emplace_back(like(parameters, i));
+        bytes.resize((std::max)(bytes.size(), index(value) + 1));
+        bytes[index(value)] += // for any cut: each may start a bucket
+            value.numel() * size_of(value.dtype()) + bucket_alignment;
     }
     for (std::size_t k = 0; k < bytes.size(); ++k) {
         arenas_.push_back(bytes[k] == 0 ? Arena{} : memory_.allocate(bytes[k], k / dtype_count));

@@ -39,7 +39,7 @@ public:
     BucketLayout() = default; ///< no buckets
 
     /// Cuts the parameters in `order` into buckets, which close when they reach their limit in
-    /// bytes. The arenas are in `memory` and have the size of the gradients plus at most one cache
+    /// bytes. What lies there of a parameter is as `like(parameters, i)` says. The arenas are in `memory` and have the size of the gradients plus at most one cache
     /// line per parameter. Complexity: linear in the parameters, plus the cost of the arenas.
     /// @throws ContractViolation  no parameter is listed, or a value is missing or on none of
     ///         the memory's devices.
@@ -47,7 +47,8 @@ public:
         ParameterList const& parameters,
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits,
-        detail::BufferMemory const& memory = {}
+        detail::BufferMemory const& memory = {},
+        AnyView (*like)(ParameterList const&, std::size_t) = &detail::like_gradient
     );
 
     /// In launch order: as they fill when gradients become ready in `order`.

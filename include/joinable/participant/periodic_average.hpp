@@ -76,7 +76,8 @@ public:
                 parameters_,
                 detail::expected_ready_order(parameters_),
                 std::vector<std::size_t>{options.bucket_bytes},
-                detail::BufferMemory{comm}
+                detail::BufferMemory{comm},
+                [](ParameterList const& list, std::size_t i) { return list[i].value(); }
             };
             works_ = std::vector<std::optional<work_of<Comm>>>(layout_.buckets().size());
             values.emplace(

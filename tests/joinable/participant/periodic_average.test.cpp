@@ -16,6 +16,7 @@
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 #include <support/linear_model.hpp>
+#include <support/wide_param.hpp>
 
 #include <joinable/bucket/compression/no_reduction.hpp>
 #include <joinable/join/guard.hpp>
@@ -25,6 +26,7 @@
 namespace {
 
 using namespace joinable_tests;
+using joinable::DType;
 using joinable::PeriodicAverage;
 
 std::uint64_t inputs_of(int rank) {
@@ -386,6 +388,33 @@ TEST_CASE(
             doctest::Contains("is of i64: values are averaged"),
             joinable::ContractViolation
         );
+    });
+}
+
+TEST_CASE("values of 16 bits whose gradients are f32 are averaged in their own dtype") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (DType const dtype : {DType::f16, DType::bf16}) {
+            std::vector<WideParam> params;
+            params.push_back(wide_param<WideParam>(dtype, DType::f32, 5));
+            params.push_back(wide_param<WideParam>(DType::f32, DType::f32, 3));
+            PeriodicAverage average{comm, params, {.period = 1}};
+            for (WideParam const& param :
+                 params) { // weights of 1 / ranks, and sums, that 16 bits hold
+                write(param.value.view(), Numbers(param.value.view().numel(), 3.0 * comm.size()));
+            }
+            comm.rank() == 0 ? average.step() : average.skip();
+            CHECK(read(params[0].value.view()) == Numbers(5, 3.0 * comm.size()));
+            for (WideParam const& param : params) {
+                double const own = comm.size() * (comm.rank() + 1);
+                write(param.value.view(), Numbers(param.value.view().numel(), own));
+            }
+            average.step();
+            double const mean = comm.size() * (comm.size() + 1) / 2.0;
+            for (WideParam const& param : params) {
+                Numbers const values = read(param.value.view());
+                CHECK(values == Numbers(values.size(), mean));
+            }
+        }
     });
 }
 

@@ -30,7 +30,8 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
     ParameterList const& parameters,
     std::span<std::size_t const> order,
     std::span<std::size_t const> limits,
-    detail::BufferMemory const& memory
+    detail::BufferMemory const& memory,
+    AnyView (*like)(ParameterList const&, std::size_t)
 )
     : memory_{memory} {
     if (order.empty()) {
@@ -45,10 +46,10 @@ JOINABLE_DEFINITION BucketLayout::BucketLayout(
     std::vector<AnyView> values;
     for (std::size_t const i : order) {
         detail::check_value(parameters, i, memory_.id());
-        AnyView const& like = values.emplace_back(detail::like_gradient(parameters, i));
-        bytes.resize((std::max)(bytes.size(), index(like) + 1));
-        bytes[index(like)] += // for any cut: each may start a bucket
-            like.numel() * size_of(like.dtype()) + bucket_alignment;
+        AnyView const& value = values.emplace_back(like(parameters, i));
+        bytes.resize((std::max)(bytes.size(), index(value) + 1));
+        bytes[index(value)] += // for any cut: each may start a bucket
+            value.numel() * size_of(value.dtype()) + bucket_alignment;
     }
     for (std::size_t k = 0; k < bytes.size(); ++k) {
         arenas_.push_back(bytes[k] == 0 ? Arena{} : memory_.allocate(bytes[k], k / dtype_count));

@@ -3735,6 +3735,12 @@ MUTATIONS = [
         "participant/periodic_average.test.cpp", "*where its round fails*",
     ),
     Mutation(
+        "parameters-that-were-left-out-are-read", "bucket/impl/gradients.ipp",
+        "std::erase_if(trained_, [&](std::size_t i) { return !holds(i); });\n        return !trained_.empty();",
+        "return std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) { return holds(i); });",
+        "participant/refresh.test.cpp", "a parameter that is left out*",
+    ),
+    Mutation(
         "values-are-averaged-in-the-dtype-of-gradients", "participant/periodic_average.hpp",
         "{ return list[i].value(); }", "{ return detail::like_gradient(list, i); }",
         "participant/periodic_average.test.cpp", "values of 16 bits*",

@@ -8163,7 +8163,7 @@ public:
 
     /// Moves gradients into the buckets, if they are to be views.
     virtual void take() {}
-    /// Whether a gradient lives in them.
+    /// After the last iteration: whether a gradient lives in them. Forgets parameters of which none does: they may end.
     [[nodiscard]] virtual bool hold_any() { return false; }
     /// Whether the last iteration copied gradients into buckets that could be views of them.
     [[nodiscard]] virtual bool copies_without_need() const { return false; }
@@ -8326,9 +8326,8 @@ public:
         device().finish();
     }
     [[nodiscard]] bool hold_any() override {
-        return std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
-            return holds(i);
-        });
+        std::erase_if(trained_, [&](std::size_t i) { return !holds(i); });
+        return !trained_.empty();
     }
     void for_each_arena(std::function<void(Arena const&)> const& f) const override {
         layout_.for_each_arena(f);
@@ -9804,7 +9803,7 @@ public:
             reduction_->prepare(comm_, parts_.all());
         }
     }
-    /// Whether gradients live in the buckets. Local.
+    /// After the last iteration: whether gradients live in the buckets. Other parameters may end from now on. Local.
     [[nodiscard]] bool holds_gradients() { return gradients_->hold_any(); }
     [[nodiscard]] Times& timeline() noexcept { return *timeline_; }
     [[nodiscard]] std::shared_ptr<Times> const& shared_timeline() const noexcept {

@@ -85,7 +85,7 @@ public:
 
     /// Moves gradients into the buckets, if they are to be views.
     virtual void take() {}
-    /// Whether a gradient lives in them.
+    /// After the last iteration: whether a gradient lives in them. Forgets parameters of which none does: they may end.
     [[nodiscard]] virtual bool hold_any() { return false; }
     /// Whether the last iteration copied gradients into buckets that could be views of them.
     [[nodiscard]] virtual bool copies_without_need() const { return false; }

@@ -191,7 +191,7 @@ public:
             reduction_->prepare(comm_, parts_.all());
         }
     }
-    /// Whether gradients live in the buckets. Local.
+    /// After the last iteration: whether gradients live in the buckets. Other parameters may end from now on. Local.
     [[nodiscard]] bool holds_gradients() { return gradients_->hold_any(); }
     [[nodiscard]] Times& timeline() noexcept { return *timeline_; }
     [[nodiscard]] std::shared_ptr<Times> const& shared_timeline() const noexcept {

@@ -18,6 +18,7 @@
 #include <doctest/doctest.h>
 
 #include <over_ranks.hpp>
+#include <support/ended_param.hpp>
 #include <support/failure_text.hpp>
 #include <support/linear_model.hpp>
 
@@ -370,6 +371,41 @@ TEST_CASE("a frozen gradient stays readable in its bucket until it is trained ag
         model.zero_gradients();
         model.pass(ddp);
         CHECK(model.at("alpha").g(0) == doctest::Approx(sum));
+    });
+}
+
+TEST_CASE("a parameter that is left out, and has no gradient in a bucket, is not read any more") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (bool const are_views : {true, false}) {
+            EndedParam body{2, 1.0};
+            EndedParam head{3, 1.0};
+            EndedParam tail{1, 1.0};
+            body.grad = head.grad = {};
+            {
+                DistributedDataParallel ddp{
+                    comm,
+                    std::vector{&body, &head},
+                    {.gradient_as_bucket_view = are_views, .find_unused = true}
+                };
+                ddp.forward([] {});
+                auto const pass = [&](auto ready) {
+                    add_gradient(body, comm.rank() + 1.0);
+                    ready(0);
+                };
+                ddp.backward(pass, std::vector<std::size_t>{1}); // no rank uses the head
+                double const average = (comm.size() + 1) / 2.0;
+                CHECK(body.g(1) == average);
+                CHECK(!head.grad);
+                body.requires_grad = false;
+                ddp.refresh(std::vector{&body, &tail});
+                head.has_ended = true;
+                ddp.refresh();
+                CHECK(head.reads_after_end == 0);
+                CHECK(body.g(1) == average);
+            }
+            CHECK(head.reads_after_end == 0);
+            CHECK((!body.grad || !are_views)); // its bucket has ended
+        }
     });
 }
 

@@ -110,9 +110,8 @@ public:
         device().finish();
     }
     [[nodiscard]] bool hold_any() override {
-        return std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
-            return holds(i);
-        });
+        std::erase_if(trained_, [&](std::size_t i) { return !holds(i); });
+        return !trained_.empty();
     }
     void for_each_arena(std::function<void(Arena const&)> const& f) const override {
         layout_.for_each_arena(f);

@@ -3741,6 +3741,16 @@ MUTATIONS = [
         "participant/refresh.test.cpp", "a parameter that is left out*",
     ),
     Mutation(
+        "a-rank-leaves-without-its-places-of-shared-values", "participant/share_parameters.hpp",
+        "            agree(control, {}, exception_of([&] {\n"
+        "                      shared.emplace(std::move(list), std::move(memory));\n"
+        "                      if (is_maker) {",
+        "            shared.emplace(std::move(list), std::move(memory));\n"
+        "            agree(control, {}, exception_of([&] {\n"
+        "                      if (is_maker) {",
+        "participant/share_parameters.test.cpp", "an engine whose value throws*",
+    ),
+    Mutation(
         "values-are-averaged-in-the-dtype-of-gradients", "participant/periodic_average.hpp",
         "{ return list[i].value(); }", "{ return detail::like_gradient(list, i); }",
         "participant/periodic_average.test.cpp", "values of 16 bits*",

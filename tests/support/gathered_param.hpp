@@ -21,6 +21,7 @@ struct GatheredParam {
     int sets = 0;
     int releases = 0;
     bool set_fails = false;
+    int reads_to_failure = 0; ///< the read of its value that throws; 0: none
 
     explicit GatheredParam(std::shared_ptr<StridedParam> engine)
         : own{std::move(engine)}, value{own->value.view()} {}
@@ -46,7 +47,12 @@ using CopyingParam = CopyingParamOf<float>;
 template <>
 struct joinable::parameter_traits<joinable_tests::GatheredParam> {
     using P = joinable_tests::GatheredParam;
-    static AnyView* value(P& p) { return p.value ? &p.value : nullptr; }
+    static AnyView* value(P& p) {
+        if (p.reads_to_failure != 0 && --p.reads_to_failure == 0) {
+            throw std::bad_alloc{};
+        }
+        return p.value ? &p.value : nullptr;
+    }
     static AnyView* grad(P& p) { return p.own->grad ? &p.own->grad : nullptr; }
     static bool requires_grad(P const& p) { return p.own->requires_grad; }
     static void set_grad(P& p, AnyView const& view) { p.own->grad = view; }

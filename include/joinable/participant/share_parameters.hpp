@@ -196,8 +196,9 @@ template <class Handle, Communicator Comm, class Parameters>
                       shared->take();
                   }));
         } else {
-            shared.emplace(std::move(list), shared_buffer<std::byte>(comm, bytes));
+            SharedBuffer<std::byte> memory = shared_buffer<std::byte>(comm, bytes);
             agree(control, {}, exception_of([&] {
+                      shared.emplace(std::move(list), std::move(memory));
                       if (is_maker) {
                           shared->fill(device);
                       }

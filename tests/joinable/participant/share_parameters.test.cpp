@@ -202,6 +202,33 @@ TEST_CASE("what one rank cannot share, all ranks hear of") {
     });
 }
 
+TEST_CASE("an engine whose value throws at any read on one rank fails all, which go on") {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
+        bool const is_last = comm.rank() == comm.size() - 1;
+        std::string const last = "rank " + std::to_string(comm.size() - 1);
+        int failures = 0;
+        for (bool is_shared = false; !is_shared; failures += is_shared ? 0 : 1) {
+            std::vector<GatheredParam> model = make_model(comm.rank());
+            model[3].reads_to_failure = is_last ? failures + 1 : 0;
+            std::string const text = text_of([&] {
+                SharedParameters const shared = share_parameters(comm, model);
+                model[3].reads_to_failure = 0;
+                CHECK(read(model[4].value) == Numbers{50.0});
+                comm.barrier();
+                is_shared = true;
+            });
+            CAPTURE(text);
+            bool const is_told =
+                text.find(is_last ? "bad_alloc" : last + " failed") != std::string::npos;
+            CHECK(is_told != is_shared);
+            for (GatheredParam const& param : model) {
+                CHECK(param.releases == param.sets);
+            }
+        }
+        CHECK(failures > 5);
+    });
+}
+
 TEST_CASE("a process that is killed ends the sharing of others, and what they share stays readable"
 ) {
     for (int const world : groups_of_participants({2, 3, 4, 8})) {

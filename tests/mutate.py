@@ -66,6 +66,21 @@ MUTATIONS = [
         "device/cuda/per_device.test.cpp", "replicas are compared in memory*",
     ),
     Mutation(
+        "a-device-is-waited-for-without-a-deadline", "device/cuda/device.hpp",
+        "if (waited >= deadline_) {", "if (false) {",
+        "device/cuda/device.test.cpp", "a copy to the host ends at the deadline*",
+    ),
+    Mutation(
+        "a-query-of-a-device-hides-an-error", "device/cuda/device.hpp",
+        "detail::require_no_cuda_error();", "",
+        "device/cuda/device.test.cpp", "a copy to the host tells an error*",
+    ),
+    Mutation(
+        "the-device-of-nccl-is-waited-for-apart", "communicator/nccl/detail/device.hpp",
+        "rank_.wait_for(stream());", "CudaDevice::wait_for_stream();",
+        "communicator/nccl/data_parallel.test.cpp", "*a rank*fails*",
+    ),
+    Mutation(
         "pinned-memory-is-on-a-device", "device/cuda/device.hpp",
         "found.type == cudaMemoryTypeHost ||", "false ||",
         "device/cuda/per_device.test.cpp", "a communicator is that of a device*",

@@ -1636,7 +1636,7 @@ namespace joinable { inline namespace v0 {
 /// a tensor, only the communicator can scale (ScalesSums), and nothing steps parameters, sums
 /// squares or compresses gradients. With kernels (use_kernels), a submission is a launch or a few, packing scales,
 /// sharded optimizers step, and CastTo and PowerSgd compute.
-class CudaDevice final : public Device {
+class CudaDevice : public Device {
 public:
     /// The streams are of device `index` and must outlive this object; null is the default stream.
     CudaDevice(int index, cudaStream_t stream, cudaStream_t engine_stream) noexcept
@@ -1650,9 +1650,9 @@ public:
         stream_ = stream;
         engine_stream_ = engine_stream;
     }
-    /// For memory that is allocated later. Memory goes back when the device is idle; at this deadline the
-    /// host no longer waits for that, and a thread frees the memory later. Collectives whose ranks
-    /// never come keep a device busy for ever.
+    /// For downloads, and for memory that is allocated later. Memory goes back when the device is idle; at
+    /// this deadline the host no longer waits for that, and a thread frees the memory later. Collectives
+    /// whose ranks never come keep a device busy for ever.
     void set_deadline(std::chrono::nanoseconds deadline) noexcept { deadline_ = deadline; }
     /// Call this before a reducer or an optimizer uses the device. See cuda_kernels(). Loads the
     /// kernels, so that no launch waits for a collective.
@@ -1841,8 +1841,11 @@ public:
             cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync"
         );
     }
+    /// @throws TimedOut  the stream has not come so far by the deadline. Nothing was copied.
+    /// @throws CommunicationError  the runtime refuses.
     void download(void const* from, void* to, std::size_t bytes) override {
         detail::CurrentCudaDevice const current{index_};
+        wait_for_stream(); // before the copy, which nothing could call back when `to` ends
         detail::require_cuda(
             cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync"
         );
@@ -1851,6 +1854,39 @@ public:
             static_cast<void>(cudaStreamSynchronize(stream_));
         }
         detail::require_cuda(waited, "cudaStreamSynchronize");
+    }
+
+protected:
+    /// Blocks the host until the stream has run what is on it, up to the deadline. A communicator's own device
+    /// waits as the communicator does. @pre the device is the current one
+    virtual void wait_for_stream() {
+        constexpr std::chrono::microseconds spin{300}; // as a wait for a collective of NCCL
+        constexpr std::chrono::microseconds nap{50};
+        detail::require_no_cuda_error();
+        auto const begun = std::chrono::steady_clock::now();
+        for (;;) {
+            cudaError_t const found = cudaStreamQuery(stream_);
+            if (found != cudaErrorNotReady) {
+                return detail::require_cuda(found, "cudaStreamQuery");
+            }
+            auto const waited = std::chrono::steady_clock::now() - begun;
+            if (waited >= deadline_) {
+                throw TimedOut{
+                    {},
+                    detail::concat(
+                        detail::to_text(id()),
+                        " has not finished its work within ",
+                        std::chrono::duration<double>(deadline_).count(),
+                        " s; a collective in it may wait for a rank that never comes"
+                    )
+                };
+            }
+            if (waited < spin) {
+                std::this_thread::yield();
+            } else {
+                std::this_thread::sleep_for(nap);
+            }
+        }
     }
 
 private:

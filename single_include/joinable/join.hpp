@@ -5274,7 +5274,7 @@ public:
     /// Copies from the host, in the order of submissions. `from` must stay valid until a later
     /// download() has returned.
     virtual void upload(void const* from, void* to, std::size_t bytes) = 0;
-    /// Copies to the host, in the order of submissions; blocks until it is done.
+    /// Copies to the host, in the order of submissions; blocks until it is done, or throws at a deadline of the device.
     virtual void download(void const* from, void* to, std::size_t bytes) = 0;
 };
 

@@ -692,10 +692,11 @@ public:
         require_not_capturing(stream);
         check_stream(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
     }
-    /// @throws ContractViolation  the caller's stream cannot be used.
-    [[nodiscard]] bool has_caller_run() const {
-        require_not_capturing(caller_); // before the query, which would end a capture
-        cudaError_t const found = cudaStreamQuery(caller_);
+    /// Whether the work on a stream of the caller has run.
+    /// @throws ContractViolation  the stream cannot be used.
+    [[nodiscard]] bool has_run(cudaStream_t stream) const {
+        require_not_capturing(stream); // before the query, which would end a capture
+        cudaError_t const found = cudaStreamQuery(stream);
         if (found == cudaErrorNotReady) {
             return false;
         }
@@ -1063,9 +1064,9 @@ public:
         wait_for_launch();
         launches_.for_each_unfinished([&](NcclLaunch& launch) { synchronize(launch); });
     }
-    /// Blocks the host until the work on the caller's stream has run.
-    void wait_for_caller() {
-        wait_until([&] { return streams_.has_caller_run(); }, "waits for a stream");
+    /// Blocks the host until the work on a stream of the caller has run.
+    void wait_for(cudaStream_t stream) {
+        wait_until([&] { return streams_.has_run(stream); }, "waits for a stream");
     }
     /// Blocks the host until `ready()`, which calls CUDA, and throws if it will never be true. `doing`
     /// describes the wait. `number` is that of the collective that it is for; 0: none. `error` names an
@@ -1089,7 +1090,7 @@ public:
     /// run.
     void synchronize() {
         finish_launches();
-        wait_for_caller();
+        wait_for(caller());
     }
     /// Whether everything that was posted has run. Does not wait or throw.
     [[nodiscard]] bool is_idle() const noexcept {
@@ -1387,7 +1388,7 @@ public:
         rank_.on_device([&] {
             check_cuda(cudaMemsetAsync(data, 0, bytes, rank_.caller()), "cudaMemsetAsync");
         });
-        rank_.wait_for_caller();
+        rank_.wait_for(rank_.caller());
         return arena;
     }
 
@@ -1722,6 +1723,30 @@ private:
     ncclComm_t comm_;
     cudaStream_t stream_;
     int size_;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/nccl/detail/device.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The device of a rank, on the caller's stream. The host waits for it as for a collective: the deadline,
+/// an error of NCCL or an abort of any rank ends the wait.
+class NcclDevice final : public CudaDevice {
+public:
+    explicit NcclDevice(NcclRank& rank) noexcept
+        : CudaDevice{rank.device(), rank.caller(), rank.caller()}, rank_{rank} {
+        set_deadline(rank.deadline());
+    }
+
+private:
+    void wait_for_stream() override {
+        rank_.require_no_error();
+        rank_.wait_for(stream());
+    }
+
+    NcclRank& rank_;
 };
 
 }}} // namespace joinable::v0::detail
@@ -2419,8 +2444,7 @@ public:
     /// tokens may be refused, see GradientKind::sum. Use kernels on all ranks, or on none.
     [[nodiscard]] CudaDevice& device_memory() {
         if (!device_memory_) {
-            device_memory_.emplace(rank_.device(), rank_.caller(), rank_.caller());
-            device_memory_->set_deadline(rank_.deadline());
+            device_memory_.emplace(rank_);
         }
         return *device_memory_;
     }
@@ -2530,7 +2554,7 @@ private:
     bool checks_;
     detail::NcclHostWords host_words_;
     detail::NcclArenas arenas_{rank_};
-    std::optional<CudaDevice> device_memory_;
+    std::optional<detail::NcclDevice> device_memory_;
     detail::Unwinding unwinding_;
 };
 

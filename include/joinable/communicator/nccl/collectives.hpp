@@ -18,6 +18,7 @@
 #include <joinable/communicator/nccl/detail/arenas.hpp>
 #include <joinable/communicator/nccl/detail/calls.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
+#include <joinable/communicator/nccl/detail/device.hpp>
 #include <joinable/communicator/nccl/detail/host_words.hpp>
 #include <joinable/communicator/nccl/detail/launch.hpp>
 #include <joinable/communicator/nccl/detail/post.hpp>
@@ -136,8 +137,7 @@ public:
     /// tokens may be refused, see GradientKind::sum. Use kernels on all ranks, or on none.
     [[nodiscard]] CudaDevice& device_memory() {
         if (!device_memory_) {
-            device_memory_.emplace(rank_.device(), rank_.caller(), rank_.caller());
-            device_memory_->set_deadline(rank_.deadline());
+            device_memory_.emplace(rank_);
         }
         return *device_memory_;
     }
@@ -247,7 +247,7 @@ private:
     bool checks_;
     detail::NcclHostWords host_words_;
     detail::NcclArenas arenas_{rank_};
-    std::optional<CudaDevice> device_memory_;
+    std::optional<detail::NcclDevice> device_memory_;
     detail::Unwinding unwinding_;
 };
 

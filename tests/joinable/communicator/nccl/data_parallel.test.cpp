@@ -22,6 +22,7 @@
 #include <joinable/any_communicator.hpp>
 #include <joinable/join.hpp>
 #include <joinable/nccl.hpp>
+#include <joinable/per_device.hpp>
 #include <joinable/trace.hpp>
 
 namespace {
@@ -431,6 +432,78 @@ TEST_CASE("an exception in a backward pass over NCCL is the same error on all ra
         }
     });
     fake_cuda::drain();
+}
+
+/// How often a host has asked whether a device has come so far.
+std::size_t polls() {
+    return fake_cuda::calls("cudaStreamQuery") + fake_cuda::calls("cudaEventQuery");
+}
+/// Runs train(comm, model, other, fail) on every rank, with NCCL as it is, and as other types refer to it. In
+/// `fail` rank 1 throws, when the others wait for a device that waits for it.
+template <class Train>
+void fail_beside_streams(Train const& train) {
+    auto const run = [&](int size, auto const& as_type) {
+        Meeting arrived{size};
+        run_ranks({size}, [&](joinable::ThreadCommunicator& hosts) {
+            DeviceModel model{hosts.rank(), DType::f32};
+            DeviceModel other{hosts.rank(), DType::f32};
+            auto const fail = [&] {
+                arrived.meet();
+                if (hosts.rank() == 1) {
+                    wait_until([begun = polls()] { return polls() > begun + 40; });
+                    throw std::runtime_error{"the disk is full"};
+                }
+            };
+            auto const fails = [&] {
+                NcclCommunicator nccl{
+                    hosts, {.stream = model.stream(), .deadline = std::chrono::seconds{20}}
+                };
+                nccl.device_memory().use_kernels(joinable_tests::host_kernels());
+                auto&& comm = as_type(nccl);
+                train(comm, model, other, fail);
+            };
+            if (hosts.rank() == 1) {
+                CHECK_THROWS_WITH_AS(fails(), "the disk is full", std::runtime_error);
+            } else {
+                CHECK_THROWS_AS(fails(), joinable::PeerFailed);
+            }
+        });
+        fake_cuda::drain();
+    };
+    for (int const size : {2, 3, 4}) {
+        run(size, [](NcclCommunicator& nccl) -> NcclCommunicator& { return nccl; });
+        run(size, [](NcclCommunicator& nccl) {
+            return joinable::BasicAnyCommunicator<joinable::CudaDevice>{nccl};
+        });
+        run(size, [](NcclCommunicator& nccl) { return joinable::PerDevice{nccl}; });
+    }
+}
+
+TEST_CASE("replicas on a device are compared until a rank fails, whatever type its NCCL has") {
+    fail_beside_streams([](auto& comm, DeviceModel& model, DeviceModel&, auto const& fail) {
+        DistributedDataParallel ddp{comm, model.params, {.verify_replicas = 1}};
+        for (int batch = 0; batch < 4; ++batch) {
+            ddp.forward([] {});
+            ddp.backward([&](auto ready
+                         ) { // compares the values, which come behind earlier gradients
+                if (comm.rank() == 1 && batch == 2) {
+                    fail(); // has compared, but sums no gradients
+                }
+                model.backward(batch, ready);
+            });
+            if (batch == 2) {
+                fail(); // the host has not waited for the gradients
+            }
+        }
+    });
+}
+
+TEST_CASE("a model over NCCL behind another type waits no longer for a rank that fails instead") {
+    fail_beside_streams([](auto& comm, DeviceModel& model, DeviceModel& other, auto const& fail) {
+        DistributedDataParallel ddp{comm, model.params, small_buckets(false)};
+        fail();
+        DistributedDataParallel further{comm, other.params, small_buckets(false)};
+    });
 }
 
 } // namespace

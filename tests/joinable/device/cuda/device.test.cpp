@@ -36,6 +36,7 @@ using joinable_tests::DeviceTensor;
 using joinable_tests::Layout;
 using joinable_tests::layouts;
 using joinable_tests::Numbers;
+using joinable_tests::wait_until;
 
 /// A device with two streams, and proof that nothing of it is left.
 struct Fixture {
@@ -301,6 +302,55 @@ struct Stuck {
     }
 };
 
+TEST_CASE("a copy to the host ends at the deadline where the device never comes to it") {
+    Fixture f;
+    DeviceTensor const tensor{DType::f64, {2}, {1}};
+    tensor.assign({3, 4});
+    std::array<double, 2> back{1, 2};
+    auto const download = [&] {
+        f.device.download(tensor.view().data(), back.data(), sizeof back);
+    };
+    std::atomic<bool> is_open{false};
+    fake::enqueue(f.stream, [&] { is_open.wait(false); });
+    auto const open = [&] {
+        is_open = true;
+        is_open.notify_all();
+    };
+    std::thread late{[&] { // where nothing ends the wait
+        wait_until([&, end = std::chrono::steady_clock::now() + std::chrono::seconds{10}] {
+            return is_open || std::chrono::steady_clock::now() > end;
+        });
+        open();
+    }};
+    f.device.set_deadline(std::chrono::milliseconds{20});
+    CHECK_THROWS_WITH_AS(
+        download(),
+        "CUDA device 0 has not finished its work within 0.02 s; a collective in it may wait for a rank that "
+        "never comes",
+        joinable::TimedOut
+    );
+    open();
+    late.join();
+    (void)cudaStreamSynchronize(f.stream);
+    CHECK(back == std::array<double, 2>{1, 2}); // no copy was left behind
+    f.device.set_deadline((std::chrono::nanoseconds::max)());
+    download();
+    CHECK(back == std::array<double, 2>{3, 4});
+}
+
+TEST_CASE("a copy to the host tells an error that a launch of the engine has left") {
+    Fixture f;
+    DeviceTensor const tensor{DType::f64, {2}, {1}};
+    std::array<double, 2> back{};
+    auto const download = [&] {
+        f.device.download(tensor.view().data(), back.data(), sizeof back);
+    };
+    fake::fail_next(cudaErrorInvalidConfiguration);
+    (void)cudaStreamQuery(f.stream); // for a launch
+    CHECK_THROWS_AS(download(), joinable::ContractViolation);
+    download(); // it was told once
+}
+
 TEST_CASE("memory of a device that is stuck goes back later, and the host waits for one deadline") {
     Fixture f;
     f.device.set_deadline(std::chrono::milliseconds{20});
@@ -318,8 +368,8 @@ TEST_CASE("memory of a device that is stuck goes back later, and the host waits 
         }
         CHECK(fake::live_allocations() != 0);
         stuck.open();
-        joinable_tests::wait_until([] { return fake::live_allocations() == 0; });
-        joinable_tests::wait_until([] { return joinable::detail::late_cuda_frees() == 0; });
+        wait_until([] { return fake::live_allocations() == 0; });
+        wait_until([] { return joinable::detail::late_cuda_frees() == 0; });
     }
     Arena arena = f.device.allocate(64, 64);
     arena = {};
@@ -349,15 +399,13 @@ TEST_CASE("sections are moved beside a stream that is stuck, with memory of a po
                     CHECK(staging.data()[i] == std::byte((i + 5) % 8));
                 }
                 // Without pools a thread begins to free it, which may be after the host has gone on.
-                joinable_tests::wait_until([&] {
-                    return has_pools || fake::calls("cudaFree") != freed;
-                });
+                wait_until([&] { return has_pools || fake::calls("cudaFree") != freed; });
                 CHECK((fake::calls("cudaFree") == freed) == has_pools);
                 std::vector<joinable::detail::Section> nothing;
                 f.device.permute({}, nothing);
             }
         }
-        joinable_tests::wait_until([] { return joinable::detail::late_cuda_frees() == 0; });
+        wait_until([] { return joinable::detail::late_cuda_frees() == 0; });
         CHECK(fake::live_allocations() == 0);
     }
     fake::set_memory_pools(true);

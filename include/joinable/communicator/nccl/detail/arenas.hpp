@@ -62,7 +62,7 @@ public:
         rank_.on_device([&] {
             check_cuda(cudaMemsetAsync(data, 0, bytes, rank_.caller()), "cudaMemsetAsync");
         });
-        rank_.wait_for_caller();
+        rank_.wait_for(rank_.caller());
         return arena;
     }
 

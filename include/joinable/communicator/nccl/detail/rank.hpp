@@ -334,9 +334,9 @@ public:
         wait_for_launch();
         launches_.for_each_unfinished([&](NcclLaunch& launch) { synchronize(launch); });
     }
-    /// Blocks the host until the work on the caller's stream has run.
-    void wait_for_caller() {
-        wait_until([&] { return streams_.has_caller_run(); }, "waits for a stream");
+    /// Blocks the host until the work on a stream of the caller has run.
+    void wait_for(cudaStream_t stream) {
+        wait_until([&] { return streams_.has_run(stream); }, "waits for a stream");
     }
     /// Blocks the host until `ready()`, which calls CUDA, and throws if it will never be true. `doing`
     /// describes the wait. `number` is that of the collective that it is for; 0: none. `error` names an
@@ -360,7 +360,7 @@ public:
     /// run.
     void synchronize() {
         finish_launches();
-        wait_for_caller();
+        wait_for(caller());
     }
     /// Whether everything that was posted has run. Does not wait or throw.
     [[nodiscard]] bool is_idle() const noexcept {

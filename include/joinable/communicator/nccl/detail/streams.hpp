@@ -59,10 +59,11 @@ public:
         require_not_capturing(stream);
         check_stream(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
     }
-    /// @throws ContractViolation  the caller's stream cannot be used.
-    [[nodiscard]] bool has_caller_run() const {
-        require_not_capturing(caller_); // before the query, which would end a capture
-        cudaError_t const found = cudaStreamQuery(caller_);
+    /// Whether the work on a stream of the caller has run.
+    /// @throws ContractViolation  the stream cannot be used.
+    [[nodiscard]] bool has_run(cudaStream_t stream) const {
+        require_not_capturing(stream); // before the query, which would end a capture
+        cudaError_t const found = cudaStreamQuery(stream);
         if (found == cudaErrorNotReady) {
             return false;
         }

@@ -19,8 +19,8 @@
 
 namespace joinable_tests {
 
-/// NCCL ranks as a communicator of the host: the memory of the fake's devices is the host's, too.
-/// Arenas are on the device; what is not goes through a copy there. To wait is to make the host wait.
+/// NCCL ranks as a communicator of the host. Arenas are managed memory, which host and device reach; what is not
+/// there goes through a copy on the device. To wait is to make the host wait.
 /// Words of 64 bits, of which roll calls consist, go over the control communicator, as where a guard
 /// has control(...): NCCL does not end a collective on all ranks at once, so who aborts after it may
 /// take it from the others.
@@ -45,6 +45,7 @@ public:
             }
             work_->synchronize();
             if (staged_) {
+                fake_cuda::DeviceCode const code;
                 std::memcpy(host_.data, staged_->buffer().data, host_.bytes());
                 staged_.reset();
             }
@@ -90,7 +91,10 @@ public:
     Work all_gather(joinable::ConstBuffer in, joinable::Buffer out) {
         joinable::detail::CurrentCudaDevice const current{comm_.device()};
         DeviceArray<std::uint8_t> const part{in.bytes()};
-        std::memcpy(part.buffer().data, in.data, in.bytes());
+        {
+            fake_cuda::DeviceCode const code;
+            std::memcpy(part.buffer().data, in.data, in.bytes());
+        }
         Work work = start(out, [&](joinable::Buffer there) {
             return comm_.all_gather({part.buffer().data, in.count, in.dtype}, there);
         });
@@ -120,7 +124,7 @@ public:
         }
         joinable::detail::CurrentCudaDevice const current{comm_.device()};
         void* data = nullptr;
-        cuda(cudaMalloc(&data, bytes));
+        cuda(cudaMallocManaged(&data, bytes, cudaMemAttachGlobal));
         std::memset(data, 0, bytes);
         auto const release = [](void*, std::byte* memory, std::size_t) noexcept {
             cudaFree(memory);
@@ -152,7 +156,10 @@ private:
         joinable::detail::CurrentCudaDevice const current{comm_.device()};
         DeviceArray<std::uint8_t> staged{buffer.bytes()};
         void* const there = staged.buffer().data;
-        std::memcpy(there, buffer.data, buffer.bytes());
+        {
+            fake_cuda::DeviceCode const code;
+            std::memcpy(there, buffer.data, buffer.bytes());
+        }
         auto work = call({there, buffer.count, buffer.dtype});
         return {std::move(work), buffer, std::move(staged)};
     }

@@ -16,6 +16,16 @@
 
 namespace joinable_tests {
 
+/// read() and write() of device memory, when no stream is at work on it.
+inline Numbers peek(joinable::AnyView const& view) {
+    fake_cuda::DeviceCode const code;
+    return read(view);
+}
+inline void poke(joinable::AnyView const& view, Numbers const& numbers) {
+    fake_cuda::DeviceCode const code;
+    write(view, numbers);
+}
+
 /// A tensor with any strides in memory of the current device of the fake.
 class DeviceTensor {
 public:
@@ -34,8 +44,8 @@ public:
 
     [[nodiscard]] joinable::AnyView const& view() const noexcept { return view_; }
     /// What is in it, or is to be, when no stream is at work on it.
-    [[nodiscard]] Numbers numbers() const { return read(view_); }
-    void assign(Numbers const& numbers) const { write(view_, numbers); }
+    [[nodiscard]] Numbers numbers() const { return peek(view_); }
+    void assign(Numbers const& numbers) const { poke(view_, numbers); }
 
 private:
     std::shared_ptr<void> memory_;

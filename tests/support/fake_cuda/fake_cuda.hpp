@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 
 #include <cuda_runtime_api.h>
@@ -14,6 +16,7 @@
 /// What it does, beside what NVIDIA's manual says of each function:
 /// - Devices (8, or as set_device_count says) are host memory. Allocated memory is full of
 ///   `poison`, and so is memory before it is freed: code that relies on zeros, or reads too early, gets nonsense.
+/// - Code of the host cannot reach a device's memory: the touch ends the program with a sentence (guarded.hpp).
 /// - Each stream is a thread that runs closures in order. All copies are asynchronous, those from and
 ///   to pageable memory too; but before one from pageable memory the host waits for the stream, as the
 ///   runtime may. So it is harsher than a GPU in both ways.
@@ -33,6 +36,30 @@
 namespace joinable_tests::fake_cuda {
 
 inline constexpr int poison = 0xcd; ///< what a byte that nobody wrote holds
+
+/// The calling thread runs code of a device while this lives, as a kernel: it reaches device memory. For a test that
+/// looks at such memory, or fills it, while no stream is at work on it.
+class DeviceCode {
+public:
+    DeviceCode();
+    DeviceCode(DeviceCode const&) = delete;
+    DeviceCode& operator=(DeviceCode const&) = delete;
+    ~DeviceCode();
+
+    /// Called where it touches an address: whether it is to try again.
+    bool open(void* address);
+
+private:
+    struct Opened {
+        std::byte* data;
+        std::uint64_t number;
+    };
+
+    DeviceCode* outer_;
+    std::array<Opened, 256> opened_;
+    std::size_t count_ = 0;
+    void* not_found_ = nullptr;
+};
 
 /// Launches a kernel: runs `work` on the stream, after what is there. Null: the null stream of the
 /// current device. For other fakes, whose kernels may wait for each other: each stream has a thread of

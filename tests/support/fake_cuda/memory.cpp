@@ -8,6 +8,7 @@
 
 #include <cuda_runtime_api.h>
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_cuda/guarded.hpp>
 #include <support/fake_cuda/runtime.hpp>
 
 namespace joinable_tests::fake_cuda {
@@ -19,7 +20,7 @@ std::size_t live_allocations() {
 bool is_device_memory(void const* data, std::size_t bytes) {
     std::lock_guard const lock{runtime().mutex};
     auto const found = runtime().containing(data);
-    return found != runtime().allocations.end() && found->second.type == cudaMemoryTypeDevice &&
+    return found != runtime().allocations.end() && found->second.type != cudaMemoryTypeHost &&
            static_cast<std::byte const*>(data) + bytes <= found->first + found->second.bytes;
 }
 
@@ -40,6 +41,21 @@ cudaError_t cudaMalloc(void** data, std::size_t bytes) {
             return cudaErrorMemoryAllocation;
         }
         std::memset(*data, poison, bytes);
+        guard(static_cast<std::byte*>(*data), bytes, current_device);
+        return cudaSuccess;
+    });
+}
+/// Without attachment to a stream, and without the hints of cudaMemAdvise.
+cudaError_t cudaMallocManaged(void** data, std::size_t bytes, unsigned int flags) {
+    return call("cudaMallocManaged", [&]() -> cudaError_t {
+        if (bytes == 0 || flags != cudaMemAttachGlobal) {
+            return cudaErrorInvalidValue;
+        }
+        *data = runtime().allocate(bytes, current_device, cudaMemoryTypeManaged);
+        if (*data == nullptr) {
+            return cudaErrorMemoryAllocation;
+        }
+        std::memset(*data, poison, bytes);
         return cudaSuccess;
     });
 }
@@ -49,7 +65,7 @@ cudaError_t cudaFree(void* data) {
             return cudaSuccess;
         }
         runtime().wait_until_idle(current_device);
-        std::ptrdiff_t const bytes = runtime().forget(data, cudaMemoryTypeDevice);
+        std::ptrdiff_t const bytes = runtime().forget(data, false);
         if (bytes < 0) {
             return cudaErrorInvalidValue;
         }
@@ -80,10 +96,11 @@ cudaError_t cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream)
             std::lock_guard const lock{runtime().mutex};
             runtime().allocations[static_cast<std::byte*>(*data)].is_of_a_pool = true;
         }
+        guard(static_cast<std::byte*>(*data), bytes, device);
         auto const error =
             launch(stream, [memory = *data, bytes] { std::memset(memory, poison, bytes); });
         if (error != cudaSuccess) {
-            runtime().forget(*data, cudaMemoryTypeDevice);
+            runtime().forget(*data, false);
             std::free(std::exchange(*data, nullptr));
         }
         return error;
@@ -98,7 +115,7 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
         if (auto const error = waitable(stream, found); error != cudaSuccess) {
             return error;
         }
-        std::ptrdiff_t const bytes = runtime().forget(data, cudaMemoryTypeDevice);
+        std::ptrdiff_t const bytes = runtime().forget(data, false);
         if (bytes < 0) {
             return cudaErrorInvalidValue;
         }
@@ -123,7 +140,7 @@ cudaError_t cudaFreeHost(void* data) {
         if (sticky_error() != cudaSuccess) { // a stream may still be at a copy: a GPU's would not
             runtime().wait_until_idle(current_device);
         }
-        if (data != nullptr && runtime().forget(data, cudaMemoryTypeHost) < 0) {
+        if (data != nullptr && runtime().forget(data, true) < 0) {
             return cudaErrorInvalidValue;
         }
         std::free(data);
@@ -164,7 +181,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, void con
         attributes->type = found->second.type;
         attributes->device = found->second.device;
         attributes->devicePointer = address;
-        attributes->hostPointer = found->second.type == cudaMemoryTypeHost ? address : nullptr;
+        attributes->hostPointer = found->second.type == cudaMemoryTypeDevice ? nullptr : address;
         return cudaSuccess;
     });
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <cuda_runtime_api.h>
+#include <support/fake_cuda/guarded.hpp>
 #include <support/fake_cuda/stream.hpp>
 
 /// @file
@@ -155,16 +156,18 @@ struct Runtime {
         }
         return data;
     }
-    /// Forgets an allocation. Returns its size, or -1 where there is none.
-    std::ptrdiff_t forget(void* data, cudaMemoryType type) {
+    /// Forgets an allocation of the host's or of a device's. Returns its size, or -1 where there is none.
+    std::ptrdiff_t forget(void* data, bool of_host) {
         std::lock_guard const lock{mutex};
         auto const found = allocations.find(static_cast<std::byte*>(data));
-        if (found == allocations.end() || found->second.type != type) {
+        if (found == allocations.end() || (found->second.type == cudaMemoryTypeHost) != of_host) {
             return -1;
         }
         auto const bytes = static_cast<std::ptrdiff_t>(found->second.bytes);
         Allocation const forgotten = found->second;
         allocations.erase(found);
+        unguard(static_cast<std::byte*>(data)
+        ); // a kernel may still use what the stream frees later
         if (forgotten.file >= 0) {
             unshare(static_cast<std::byte*>(data), forgotten);
         }

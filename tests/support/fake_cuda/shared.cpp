@@ -8,6 +8,7 @@
 
 #include <cuda_runtime_api.h>
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_cuda/guarded.hpp>
 #include <support/fake_cuda/runtime.hpp>
 
 #include <fcntl.h>
@@ -91,7 +92,9 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
         }
         Allocation& allocation = found->second;
         if (allocation.file < 0) {
+            unguard(found->first);
             allocation.file = share_pages(found->first, allocation.bytes);
+            guard(found->first, allocation.bytes, allocation.device);
         }
         if (allocation.file < 0) {
             return cudaErrorMapBufferObjectFailed;
@@ -138,6 +141,7 @@ cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigne
             return cudaErrorMapBufferObjectFailed;
         }
         runtime().opened[key] = {static_cast<std::byte*>(mapped), words.bytes, file, 1};
+        guard(static_cast<std::byte*>(mapped), words.bytes, current_device);
         *data = mapped;
         return cudaSuccess;
     });
@@ -148,6 +152,7 @@ cudaError_t cudaIpcCloseMemHandle(void* data) {
         for (auto& [key, opened] : runtime().opened) {
             if (opened.data == data) {
                 if (--opened.times == 0) {
+                    unguard(opened.data);
                     munmap(opened.data, whole_pages(opened.bytes));
                     close(opened.file); // which unlocks it
                     runtime().opened.erase(key);

@@ -14,6 +14,7 @@
 
 #include <cuda_runtime_api.h>
 #include <support/fake_cuda/capture.hpp>
+#include <support/fake_cuda/fake_cuda.hpp>
 
 /// @file
 /// What the handles of streams and events point to.
@@ -100,7 +101,10 @@ struct CUstream_st {
             if (auto const delay = joinable_tests::fake_cuda::delay_ns.load(); delay > 0) {
                 std::this_thread::sleep_for(std::chrono::nanoseconds{delay});
             }
-            work();
+            {
+                joinable_tests::fake_cuda::DeviceCode const code;
+                work();
+            }
             work = nullptr;
             lock.lock();
             queue.pop_front();

@@ -9,6 +9,7 @@
 
 #include <cuda_runtime_api.h>
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_cuda/guarded.hpp>
 #include <support/fake_cuda/runtime.hpp>
 
 namespace joinable_tests::fake_cuda {
@@ -211,7 +212,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
     return call("cudaLaunchHostFunc", [&]() -> cudaError_t {
-        return launch(stream, [function, data] { function(data); }, cudaGraphNodeTypeHost);
+        auto const on_host = [function, data] {
+            HostCode const code;
+            function(data);
+        };
+        return launch(stream, on_host, cudaGraphNodeTypeHost);
     });
 }
 

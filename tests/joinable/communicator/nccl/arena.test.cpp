@@ -56,7 +56,8 @@ private:
 joinable::Buffer floats(Arena const& arena, std::size_t first, std::size_t count) {
     return {arena.data() + first * sizeof(float), count, joinable::DType::f32};
 }
-bool is_zero(Arena const& arena) { // the memory of the fake's devices is the host's
+bool is_zero(Arena const& arena) {
+    joinable_tests::fake_cuda::DeviceCode const code;
     return std::all_of(arena.data(), arena.data() + arena.bytes(), [](std::byte byte) {
         return byte == std::byte{0};
     });

@@ -789,10 +789,14 @@ TEST_CASE("a communicator has graphs let its kernels go before the windows that 
             arena = comm.allocate(3 * sizeof(float));
             CHECK(comm.register_arena(arena));
             auto* const numbers = reinterpret_cast<float*>(arena.data());
-            std::fill_n(numbers, 3, static_cast<float>(comm.rank() + 1));
+            fake_cuda::enqueue(stream, [=, value = static_cast<float>(comm.rank() + 1)] {
+                std::fill_n(numbers, 3, value);
+            });
+            cuda(cudaStreamSynchronize(stream));
             graph.capture(comm, {numbers, 3, joinable::DType::f32});
             graph.run(comm.stream());
             int const total = comm.size() * (comm.size() + 1) / 2;
+            fake_cuda::DeviceCode const code;
             CHECK(std::vector(numbers, numbers + 3) == std::vector(3, static_cast<float>(total)));
         }
         CHECK_FALSE(graph.is_captured());

@@ -253,6 +253,7 @@ TEST_CASE("arenas are zeroed, aligned and outlive their device") {
         CHECK_THROWS_AS((void)f.device.allocate(8, 3), joinable::ContractViolation);
     }
     CHECK(fake::is_device_memory(arena.data(), 1000));
+    fake::DeviceCode const code;
     for (std::size_t i = 0; i < arena.bytes(); ++i) {
         REQUIRE(arena.data()[i] == std::byte{0});
     }
@@ -267,6 +268,7 @@ TEST_CASE("memory is given, zeroed, and an upload taken while the device's strea
     Arena const arena = f.device.allocate(64, 64);
     Arena const staging = f.device.allocate_staging(64);
     for (std::size_t i = 0; i < arena.bytes(); ++i) {
+        fake::DeviceCode const code;
         CHECK(arena.data()[i] == std::byte{0});
         CHECK(staging.data()[i] == std::byte{0});
         staging.data()[i] = std::byte{7};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -8,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include <unistd.h>
 
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_cuda/guarded.hpp>
 
 namespace {
 
@@ -69,20 +72,32 @@ TEST_CASE("a stream runs in order, beside the host, and says when it is idle") {
     CHECK(cudaStreamDestroy(stream) == cudaSuccess);
 }
 
-/// Whether `call` ends its process with a message, in one that is forked for it.
+/// What `call` says while its process ends by a signal, in one that is forked for it.
 template <class Call>
-bool ends_the_program(Call const& call) {
+std::string last_words_of(Call const& call) {
     fake::drain(); // no thread of a stream is left that holds a lock
+    int ends[2]{};
+    REQUIRE(pipe(ends) == 0);
     pid_t const child = fork();
     if (child == 0) {
         std::signal(SIGABRT, SIG_DFL);
-        close(STDERR_FILENO);
+        std::signal(SIGSEGV, SIG_DFL);
+        dup2(ends[1], STDERR_FILENO);
         call();
         _exit(0);
     }
+    close(ends[1]);
+    std::string text(500, ' '); // less than a pipe holds
     int status = 0;
-    return waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
-           WTERMSIG(status) == SIGABRT;
+    bool const has_died = waitpid(child, &status, 0) == child && WIFSIGNALED(status);
+    ssize_t const size = read(ends[0], text.data(), text.size());
+    close(ends[0]);
+    text.resize(has_died && size > 0 ? static_cast<std::size_t>(size) : 0);
+    return text;
+}
+template <class Call>
+bool ends_the_program(Call const& call) {
+    return last_words_of(call).starts_with("fake_cuda: ");
 }
 
 TEST_CASE("what was destroyed is undefined, which ends the program") {
@@ -152,7 +167,10 @@ TEST_CASE("memory has a device, is full of poison, and is missed when it is not 
     auto* const bytes = allocate<unsigned char>(100);
     CHECK(cudaSetDevice(0) == cudaSuccess);
     CHECK(fake::live_allocations() == 1);
-    CHECK(bytes[99] == fake::poison);
+    {
+        fake::DeviceCode const code;
+        CHECK(bytes[99] == fake::poison);
+    }
     CHECK(fake::is_device_memory(bytes, 100));
     CHECK_FALSE(fake::is_device_memory(bytes, 101));
     cudaPointerAttributes attributes{};
@@ -167,10 +185,107 @@ TEST_CASE("memory has a device, is full of poison, and is missed when it is not 
     CHECK(cudaPointerGetAttributes(&attributes, pinned) == cudaSuccess);
     CHECK(attributes.type == cudaMemoryTypeHost);
     CHECK(cudaFreeHost(pinned) == cudaSuccess);
+    void* managed = nullptr;
+    CHECK(cudaMallocManaged(&managed, 0, cudaMemAttachGlobal) == cudaErrorInvalidValue);
+    CHECK(cudaMallocManaged(&managed, 8, cudaMemAttachGlobal) == cudaSuccess);
+    CHECK(fake::is_device_memory(managed, 8));
+    CHECK(cudaPointerGetAttributes(&attributes, managed) == cudaSuccess);
+    CHECK(attributes.type == cudaMemoryTypeManaged);
+    CHECK(attributes.hostPointer == managed);
+    CHECK(cudaFree(managed) == cudaSuccess);
     CHECK(cudaFree(bytes) == cudaSuccess);
     CHECK(cudaFree(bytes) == cudaErrorInvalidValue);
     CHECK(cudaGetLastError() == cudaErrorInvalidValue);
     CHECK(fake::live_allocations() == 0);
+}
+
+/// Puts 1 into each element on a stream, as a kernel does.
+void fill(cudaStream_t stream, int* data, std::size_t count) {
+    fake::enqueue(stream, [=] { std::fill_n(data, count, 1); });
+}
+
+TEST_CASE("the host cannot reach a device's memory, and its kernels, its copies and nobody else do"
+) {
+    if constexpr (!fake::guards_memory) {
+        return;
+    }
+    auto const made = [] {
+        (void)cudaSetDevice(3);
+        return allocate<int>(4);
+    };
+    std::string const read = last_words_of([&] { _exit(made()[1]); });
+    CHECK(read.starts_with("fake_cuda: the host read device memory: byte 4 of 16 at 0x"));
+    CHECK(read.ends_with(" of device 3\n"));
+    CHECK(last_words_of([&] { made()[3] = 1; }
+    ).starts_with("fake_cuda: the host wrote device memory: byte 12 of 16 at 0x"));
+    CHECK(ends_the_program([&] { // memory of a pool
+        void* data = nullptr;
+        (void)cudaMallocAsync(&data, 16, nullptr);
+        static_cast<int*>(data)[0] = 1;
+    }));
+    CHECK(ends_the_program([&] { // a kernel has had it, in DeviceCode the same
+        int* const data = made();
+        cudaStream_t const stream = make_stream();
+        fill(stream, data, 4);
+        (void)cudaStreamSynchronize(stream);
+        fake::drain();
+        data[0] = 1;
+    }));
+    CHECK(ends_the_program([&] { // a function of the host, in a stream's order
+        (void)cudaLaunchHostFunc(
+            make_stream(), [](void* data) { *static_cast<int*>(data) = 1; }, made()
+        );
+        fake::drain();
+    }));
+    CHECK(ends_the_program([&] { // other pages than those of which a handle was made
+        int* const data = made();
+        cudaIpcMemHandle_t handle{};
+        (void)cudaIpcGetMemHandle(&handle, data);
+        data[0] = 1;
+    }));
+    CHECK(last_words_of([] { std::raise(SIGSEGV); }).empty()); // what is no touch is not spoken of
+}
+
+TEST_CASE("device memory is reached by several at once, and goes while a kernel has it open") {
+    cudaStream_t const first = make_stream();
+    cudaStream_t const second = make_stream();
+    void* memory = nullptr;
+    REQUIRE(cudaMallocAsync(&memory, 4 * sizeof(int), first) == cudaSuccess);
+    REQUIRE(cudaStreamSynchronize(first) == cudaSuccess);
+    int* const data = static_cast<int*>(memory);
+    Gate gate;
+    fake::enqueue(first, [&] {
+        data[0] = 1;
+        gate.is_open.wait(false);
+        data[1] = 1;
+    });
+    fill(second, data + 2, 2);
+    CHECK(cudaStreamSynchronize(second) == cudaSuccess); // which closes nothing of the first
+    CHECK(cudaFreeAsync(memory, first) == cudaSuccess);
+    gate.open();
+    CHECK(cudaStreamSynchronize(first) == cudaSuccess);
+    std::vector<int> pinned_back(4);
+    void* more[20]{};
+    for (void*& one : more) { // some have the place of the first, and are closed as all
+        REQUIRE(cudaMalloc(&one, 16) == cudaSuccess);
+    }
+    fake::enqueue(first, [&] { // each is opened
+        for (void* const one : more) {
+            std::fill_n(static_cast<int*>(one), 4, 5);
+        }
+    });
+    CHECK(
+        cudaMemcpyAsync(pinned_back.data(), more[19], 16, cudaMemcpyDeviceToHost, first) ==
+        cudaSuccess
+    );
+    CHECK(cudaStreamSynchronize(first) == cudaSuccess);
+    CHECK(pinned_back == std::vector{5, 5, 5, 5});
+    for (void* const one : more) {
+        CHECK(cudaFree(one) == cudaSuccess);
+    }
+    (void)cudaStreamDestroy(first);
+    (void)cudaStreamDestroy(second);
+    fake::drain();
 }
 
 TEST_CASE("memory of a stream is poisoned when the stream comes to it") {
@@ -179,11 +294,17 @@ TEST_CASE("memory of a stream is poisoned when the stream comes to it") {
     gate.hold(stream);
     void* data = nullptr;
     CHECK(cudaMallocAsync(&data, 4, stream) == cudaSuccess);
-    std::memset(data, 0, 4); // too early: not in the order of the stream
+    {
+        fake::DeviceCode const code;
+        std::memset(data, 0, 4); // too early: not in the order of the stream
+    }
     CHECK(fake::live_allocations() == 1);
     gate.open();
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
-    CHECK(static_cast<unsigned char*>(data)[0] == fake::poison);
+    {
+        fake::DeviceCode const code;
+        CHECK(static_cast<unsigned char*>(data)[0] == fake::poison);
+    }
     CHECK(cudaFreeAsync(data, stream) == cudaSuccess);
     CHECK(fake::live_allocations() == 0);
     fake::set_memory_pools(false);

@@ -302,7 +302,7 @@ TEST_CASE("a net over two devices trains as one process that has all inputs") {
                                     model.wait();
                                     for (DeviceParam& param : net.params) {
                                         Numbers value = param.value.numbers();
-                                        Numbers const gradient = read(param.grad);
+                                        Numbers const gradient = peek(param.grad);
                                         for (std::size_t e = 0; e < value.size(); ++e) {
                                             value[e] -= rate * gradient[e];
                                         }
@@ -321,9 +321,9 @@ TEST_CASE("a net over two devices trains as one process that has all inputs") {
                     auto const mine = SplitNet::gradients(
                         net.params[0].value.numbers(), net.params[1].value.numbers(), x
                     );
-                    write(net.params[1].grad, mine[1]);
+                    poke(net.params[1].grad, mine[1]);
                     ready(1);
-                    write(net.params[0].grad, mine[0]);
+                    poke(net.params[0].grad, mine[0]);
                     ready(0);
                 });
                 step.step();

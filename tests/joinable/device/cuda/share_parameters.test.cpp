@@ -3,7 +3,6 @@
 // what each process writes there.
 #include <joinable/participant/share_parameters.hpp>
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -17,6 +16,7 @@
 #include <cuda_runtime_api.h>
 
 #include <doctest/doctest.h>
+#include <support/fake_cuda/device_tensor.hpp>
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/gathered_param.hpp>
 #include <support/numbers.hpp>
@@ -86,7 +86,7 @@ DeviceModel model_of(int rank, int device = second) {
         for (std::size_t k = 0; k < value.numel(); ++k) {
             numbers.push_back(static_cast<double>(10 * (i + 1) + k) + 1000 * rank);
         }
-        joinable_tests::write(value, numbers);
+        joinable_tests::poke(value, numbers);
     }
     return model;
 }
@@ -156,7 +156,7 @@ TEST_CASE("the values of processes are rank 0's, in one memory of the device, ea
         for (std::size_t i = 0; i < model.params.size(); ++i) {
             AnyView const value = model.params[i].value;
             CHECK(value.device() == id);
-            CHECK(joinable_tests::read(value) == numbers_of_rank_0(i, value.numel()));
+            CHECK(joinable_tests::peek(value) == numbers_of_rank_0(i, value.numel()));
             auto const* const data = static_cast<std::byte const*>(value.data());
             bool const is_in = data >= shared->buffer().begin() && data < shared->buffer().end();
             CHECK(is_in == (value.numel() != 0));
@@ -171,13 +171,13 @@ TEST_CASE("the values of processes are rank 0's, in one memory of the device, ea
         comm.barrier();
         auto const weights = model.params[1].value.as<double>();
         if (comm.rank() == comm.size() - 1) {
+            fake::DeviceCode const code;
             weights(1, 0) -= 0.5 * 8; // a step of one rank
         }
         comm.barrier();
-        CHECK(weights(1, 0) == 22 - 4);
-        CHECK(weights(1, 1) == 23);
-        CHECK(joinable_tests::read(model.params[0].value) == numbers_of_rank_0(0, 15));
-        CHECK(joinable_tests::read(model.params[3].value) == numbers_of_rank_0(3, 4));
+        CHECK(joinable_tests::peek(model.params[1].value) == Numbers{20, 21, 22 - 4, 23});
+        CHECK(joinable_tests::peek(model.params[0].value) == numbers_of_rank_0(0, 15));
+        CHECK(joinable_tests::peek(model.params[3].value) == numbers_of_rank_0(3, 4));
         end(comm, shared);
         CHECK(fake::live_allocations() == before);
         CHECK(Calls{}.opened - calls.opened == (comm.rank() == 0 ? 0 : 1));
@@ -204,7 +204,7 @@ TEST_CASE("the copies to shared device memory come after the engine's work on th
             CudaDevice on{second, stream, engine};
             shared.emplace(share_parameters<CudaSharedHandle>(comm, model.params, on));
         }
-        CHECK(joinable_tests::read(model.params[4].value) == Numbers{3.0});
+        CHECK(joinable_tests::peek(model.params[4].value) == Numbers{3.0});
         fake::delay_every_operation({});
         fake::drain();
         end(comm, shared);
@@ -230,7 +230,7 @@ TEST_CASE("a process with shared device memory that is killed leaves nothing") {
                         std::raise(SIGKILL);
                     }
                     CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
-                    CHECK(joinable_tests::read(model.params[4].value) == Numbers{50.0});
+                    CHECK(joinable_tests::peek(model.params[4].value) == Numbers{50.0});
                     if (comm.rank() != 0) {
                         shared.reset();
                         CHECK(Calls{}.closed - calls.closed == 1);
@@ -318,7 +318,7 @@ TEST_CASE("what a process cannot share on a device is told to all, and leaves no
         }
         CHECK(has(refusal(), "cudaMalloc"));
         (void)fake::has_failed();
-        CHECK(joinable_tests::read(model.params[4].value) == Numbers{50.0 + 1000 * comm.rank()});
+        CHECK(joinable_tests::peek(model.params[4].value) == Numbers{50.0 + 1000 * comm.rank()});
 
         if (is_last) { // behind cudaGetDevice and cudaSetDevice
             failed_opens = 1;
@@ -342,7 +342,7 @@ TEST_CASE("what a process cannot share on a device is told to all, and leaves no
 
         model = model_of(comm.rank());
         std::optional<SharedParameters> shared{shared_of(comm, model, of_values)}; // they go on
-        CHECK(joinable_tests::read(model.params[4].value) == Numbers{50.0});
+        CHECK(joinable_tests::peek(model.params[4].value) == Numbers{50.0});
         end(comm, shared);
     });
 }
@@ -372,17 +372,22 @@ TEST_CASE(
         {
             // Memory of that size, perhaps at that place.
             Arena const other = device.allocate(std::size_t{64} * 4, Arena::default_alignment);
-            std::fill_n(other.data(), other.bytes(), std::byte{7});
+            joinable_tests::poke(
+                {other.data(), DType::u8, {other.bytes()}, {1}}, Numbers(other.bytes(), 7)
+            );
             std::size_t const copied = copies();
             device.finish();
             fake::drain();
             CHECK(copies() == copied);
-            CHECK(std::count(other.data(), other.data() + other.bytes(), std::byte{7}) == 64 * 4);
+            CHECK(
+                joinable_tests::peek({other.data(), DType::u8, {other.bytes()}, {1}}) ==
+                Numbers(64 * 4, 7)
+            );
         }
         std::optional<SharedParameters> shared{
             share_parameters<CudaSharedHandle>(comm, model.params, device)
         };
-        CHECK(joinable_tests::read(model.params[4].value) == Numbers{50.0});
+        CHECK(joinable_tests::peek(model.params[4].value) == Numbers{50.0});
         end(comm, shared);
     });
 }
@@ -409,7 +414,7 @@ TEST_CASE("no call of CUDA that fails leaves memory, a value that ended or a cop
             CHECK(param.releases == param.sets);
         }
         if (!text.empty()) { // before a value has moved
-            CHECK(joinable_tests::read(model.params[4].value) == Numbers{50.0});
+            CHECK(joinable_tests::peek(model.params[4].value) == Numbers{50.0});
             has_failed_to_copy =
                 has_failed_to_copy || text.find("a copy on the device") != std::string::npos;
         }
@@ -436,7 +441,7 @@ TEST_CASE("thread ranks are told that handles are for processes") {
         DeviceModel model = model_of(0);
         OwnDevice of_values;
         auto const shared = shared_of(comm, model, of_values);
-        CHECK(joinable_tests::read(model.params[0].value) == numbers_of_rank_0(0, 15));
+        CHECK(joinable_tests::peek(model.params[0].value) == numbers_of_rank_0(0, 15));
         std::vector<GatheredParam> none;
         CHECK(share_parameters<CudaSharedHandle>(comm, none, *of_values).buffer().size() == 0);
     });

@@ -60,6 +60,15 @@ void over_processes(Body const& body) {
     joinable_tests::run_process_ranks({1, 2, 3, 4, 8}, body, {.other_threads = true});
 }
 
+float at(SharedBuffer<float> const& buffer, std::size_t i) {
+    fake::DeviceCode const code;
+    return buffer.data()[i];
+}
+void set(SharedBuffer<float> const& buffer, std::size_t i, float value) {
+    fake::DeviceCode const code;
+    buffer.data()[i] = value;
+}
+
 TEST_CASE("processes read and write one device memory by its handle") {
     over_processes([](ProcessCommunicator& comm) {
         auto const ranks = static_cast<std::size_t>(comm.size());
@@ -73,7 +82,7 @@ TEST_CASE("processes read and write one device memory by its handle") {
             CudaSharedHandle handle;
             if (rank == 0) {
                 weights = allocated_at(offset, count);
-                weights->data()[count - 1] = 7; // before there is a handle
+                set(*weights, count - 1, 7); // before there is a handle
                 handle = weights->handle<CudaSharedHandle>();
             }
             joinable::broadcast(comm, handle, 0).wait();
@@ -83,12 +92,12 @@ TEST_CASE("processes read and write one device memory by its handle") {
             CHECK(weights->size() == count);
             CHECK(weights->device() == second);
             CHECK(joinable::tensor_traits<SharedBuffer<float>>::device(*weights) == second);
-            CHECK(weights->data()[count - 1] == 7);
-            weights->data()[rank] = static_cast<float>(rank) + 1;
+            CHECK(at(*weights, count - 1) == 7);
+            set(*weights, rank, static_cast<float>(rank) + 1);
             comm.barrier();
             float sum = 0;
             for (std::size_t i = 0; i < ranks; ++i) {
-                sum += weights->data()[i];
+                sum += at(*weights, i);
             }
             CHECK(sum == static_cast<float>(ranks * (ranks + 1)) / 2);
             if (rank != 0) {
@@ -110,7 +119,7 @@ TEST_CASE("memory that is opened twice stays open until both have ended") {
             std::array<CudaSharedHandle, 1> handle;
             if (comm.rank() == 0) {
                 made = allocated(4);
-                made->data()[0] = 5;
+                set(*made, 0, 5);
                 handle[0] = made->handle<CudaSharedHandle>();
                 CHECK(made->handle<CudaSharedHandle>().words == handle[0].words);
             }
@@ -119,7 +128,7 @@ TEST_CASE("memory that is opened twice stays open until both have ended") {
                 auto one = std::make_optional(SharedBuffer<float>::open(handle[0]));
                 auto const other = SharedBuffer<float>::open(handle[0]);
                 one.reset();
-                CHECK(other.data()[0] == 5);
+                CHECK(at(other, 0) == 5);
                 CHECK_THROWS_WITH_AS(
                     (void)other.handle<CudaSharedHandle>(),
                     "SharedBuffer::handle(): another process has made the memory; take that one's handle",
@@ -167,7 +176,7 @@ TEST_CASE("memory of a process that is killed is closed as any other, and cannot
         try {
             ::prctl(PR_SET_PDEATHSIG, SIGKILL);
             auto const made = allocated(4);
-            made.data()[3] = 9;
+            set(made, 3, 9);
             CudaSharedHandle const handle = made.handle<CudaSharedHandle>();
             (void)!::write(pipe[1], handle.words.data(), sizeof handle.words);
             for (;;) {
@@ -186,7 +195,7 @@ TEST_CASE("memory of a process that is killed is closed as any other, and cannot
         CHECK(CudaDevice{0, nullptr, nullptr}.id_of(opened.data()) == second);
         ::kill(maker, SIGKILL);
         ::waitpid(maker, nullptr, 0);
-        CHECK(opened.data()[3] == 9); // the fake's pages; CUDA does not say what is there
+        CHECK(at(opened, 3) == 9); // the fake's pages; CUDA does not say what is there
     }
     CHECK_THROWS_AS((void)SharedBuffer<float>::open(handle), CommunicationError);
     REQUIRE(cudaSetDevice(0) == cudaSuccess);

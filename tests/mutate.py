@@ -1089,8 +1089,14 @@ MUTATIONS = [
     ),
     Mutation(
         "residuals-of-more-ranks-stay", "checkpoint/checkpoint.hpp",
-        "std::fill_n(sum, bytes, std::byte{0});\n            return;", "return;",
+        "device.upload(sum.data(), to.data(), bytes);",
+        "if (!parts.empty()) { device.upload(sum.data(), to.data(), bytes); }",
         "checkpoint/reductions.test.cpp", "what ranks of a file*",
+    ),
+    Mutation( # the fake's device memory ends the host that touches it
+        "residuals-of-devices-are-summed-by-the-host", "checkpoint/checkpoint.hpp",
+        "device.upload(sum.data(), to.data(), bytes);", "std::copy_n(sum.data(), bytes, static_cast<std::byte*>(to.data()));",
+        "communicator/nccl/checkpoint.test.cpp", "residuals on devices*",
     ),
     Mutation(
         "buckets-of-a-file-are-cut-as-given", "bucket/reducer.hpp",

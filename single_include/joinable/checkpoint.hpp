@@ -1881,7 +1881,7 @@ public:
     /// A DistributedDataParallel, a sharded optimizer, or one of each, of one communicator. With both, the optimizer
     /// has all parameters of the model, and the file the optimizer's values. A model alone may be stepped by anything:
     /// attach_state() says what of that is to be in the file. In a guard a rank that trains on writes values and attached
-    /// state, outside of one rank 0. The state of a reduction is in host memory. All must outlive it. Local.
+    /// state, outside of one rank 0. All must outlive it. Local.
     /// @throws ContractViolation  `every` is 0, or there are two communicators.
     template <class... Js>
     Checkpoint(
@@ -2353,7 +2353,7 @@ private:
         }
     }
 
-    /// Reads the sum of tensors of a file, in rank order. Sums of several, or of none, are in host memory and dense.
+    /// Reads the sum of tensors of a file, in rank order. Sums of several, or of none, are dense.
     void read_sum(
         detail::ModelLayout const& layout,
         AnyView const& to,
@@ -2362,18 +2362,21 @@ private:
         detail::FileData& data
     ) {
         std::size_t const bytes = to.numel() * size_of(to.dtype());
-        auto* const sum = static_cast<std::byte*>(to.data());
-        if (parts.empty()) {
-            std::fill_n(sum, bytes, std::byte{0});
+        if (parts.size() == 1 || bytes == 0) {
+            read_parts(layout, parts, on_host, data);
             return;
         }
-        read_parts(layout, parts.first(1), on_host, data);
-        std::vector<std::byte> summand(parts.size() > 1 ? bytes : 0);
-        for (std::size_t k = 1; k < parts.size(); ++k) {
+        Device& device = detail::device_of(join_communicator());
+        Arena const sum = device.allocate_staging(bytes); // zeroed
+        std::vector<std::byte> summand(parts.empty() ? 0 : bytes);
+        for (std::size_t k = 0; k < parts.size(); ++k) {
             detail::TensorPart part = parts[k];
-            part.data = summand.data();
+            part.data = k == 0 ? sum.data() : summand.data();
             data.read(layout.tensors()[part.tensor], part);
-            std::byte* const both[] = {sum, summand.data()};
+            if (k == 0) {
+                continue;
+            }
+            std::byte* const both[] = {sum.data(), summand.data()};
             detail::reduce_to(
                 to.dtype(),
                 ReduceOp::sum,
@@ -2382,6 +2385,8 @@ private:
                 to.numel()
             );
         }
+        device.upload(sum.data(), to.data(), bytes);
+        device.download(to.data(), sum.data(), bytes); // waits until it is there
     }
 
     /// The file's values of the counts of the model's reduction.

@@ -3,7 +3,9 @@
 // memory, byte for byte.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,8 +14,10 @@
 #include <initializer_list>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <support/checkpoint_file.hpp>
 #include <support/fake_cuda/device_model.hpp>
 #include <support/fake_cuda/device_training.hpp>
 #include <support/fake_cuda/fake_cuda.hpp>
@@ -25,6 +29,7 @@
 #include <support/volume.hpp>
 
 #include <joinable/checkpoint.hpp>
+#include <joinable/compression.hpp>
 #include <joinable/join.hpp>
 #include <joinable/nccl.hpp>
 #include <joinable/zero.hpp>
@@ -155,6 +160,107 @@ TEST_CASE("a checkpoint of a device is that of the host, byte for byte, and is r
         }
     }
     fake_cuda::delay_every_operation({});
+}
+
+/// Two matrices that PowerSgd compresses, one of them by columns, and a vector.
+struct Extents {
+    joinable::Shape extents;
+    joinable::Shape strides;
+};
+std::vector<Extents> matrices() {
+    return {{{24, 30}, {30, 1}}, {{7}, {1}}, {{30, 12}, {1, 30}}};
+}
+struct MatricesOnDevice : DeviceModel {
+    explicit MatricesOnDevice(int rank) : DeviceModel{rank, DType::f32} {
+        params.clear();
+        for (auto const& [extents, strides] : matrices()) {
+            params.emplace_back(DType::f32, extents, strides);
+        }
+    }
+};
+
+TEST_CASE(
+    "residuals on devices are read by other numbers of ranks, summed as in host memory, or are zero"
+) {
+    Folder const folder;
+    auto const saved = folder.file("saved");
+    auto const on_host = folder.file("host");
+    auto const there = folder.file("device");
+    auto const reduction = [] { return joinable::PowerSgd{.start_iteration = 1}; };
+    auto const run_on_host = [&](ThreadCommunicator& comm, auto const& body) {
+        std::vector<StridedParam> params;
+        for (auto const& [extents, strides] : matrices()) {
+            params.push_back(StridedParam{
+                {OwnedTensor{DType::f32, extents, strides},
+                 OwnedTensor{DType::f32, extents, strides},
+                 {}}
+            });
+            write(params.back().value.view(), Numbers(params.back().value.view().numel()));
+            params.back().need_grad();
+        }
+        joinable::DistributedDataParallel ddp{comm, params, {}, reduction()};
+        body(ddp, params);
+    };
+    for (auto const& [from, to] : {std::pair{4, 2}, {2, 4}, {1, 3}, {3, 2}, {8, 1}}) {
+        CAPTURE(from);
+        CAPTURE(to);
+        run_ranks({from}, [&](ThreadCommunicator& comm) {
+            run_on_host(comm, [&](auto& ddp, auto& params) {
+                for (int batch = 0; batch < 3; ++batch) {
+                    ddp.forward([] {});
+                    ddp.backward([&](auto ready) {
+                        for (std::size_t i = params.size(); i-- > 0;) {
+                            Numbers numbers(params[i].grad.numel());
+                            for (std::size_t e = 0; e < numbers.size(); ++e) {
+                                numbers[e] = DeviceModel::gradient_of(comm.rank(), i, e, batch);
+                            }
+                            write(params[i].grad, numbers);
+                            ready(i);
+                        }
+                    });
+                }
+                Checkpoint{participants(ddp), saved}.write();
+            });
+        });
+        run_ranks({to}, [&](ThreadCommunicator& comm) {
+            run_on_host(comm, [&](auto& ddp, auto&) {
+                Checkpoint{participants(ddp), saved}.read();
+                Checkpoint{participants(ddp), on_host}.write();
+            });
+        });
+        run_ranks({to}, [&](ThreadCommunicator& hosts) {
+            MatricesOnDevice model{hosts.rank()};
+            StreamCommunicator comm{hosts, model.stream()};
+            comm.device_memory().use_kernels(host_kernels());
+            joinable::DistributedDataParallel ddp{comm, model.params, {}, reduction()};
+            for (int batch = 0; batch < 2; ++batch) { // the file replaces what this leaves
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) { model.backward(batch, ready); });
+            }
+            Checkpoint{participants(ddp), saved}.read();
+            Checkpoint{participants(ddp), there}.write();
+        });
+        check_nothing_is_left();
+        CHECK((data_of(there) == data_of(on_host)));
+        ReadFile const before = read_checkpoint(saved);
+        ReadFile const after = read_checkpoint(there);
+        for (std::string const name : {"0/residual/", "2/residual/"}) {
+            for (int rank = 0; rank < to; ++rank) {
+                Numbers const residual = after.numbers(name + std::to_string(rank));
+                Numbers sum(residual.size());
+                for (int of_file = rank; of_file < from; of_file += to) {
+                    Numbers const one = before.numbers(name + std::to_string(of_file));
+                    for (std::size_t e = 0; e < sum.size(); ++e) {
+                        sum[e] += one[e];
+                    }
+                    CHECK(std::any_of(one.begin(), one.end(), [](double x) { return x != 0; }));
+                }
+                CHECK(std::equal(sum.begin(), sum.end(), residual.begin(), [](double a, double b) {
+                    return std::abs(a - b) < 1e-4;
+                }));
+            }
+        }
+    }
 }
 
 } // namespace

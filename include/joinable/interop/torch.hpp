@@ -1305,8 +1305,11 @@ template <class Comm, class Holder, class Reduction = AllReduce>
 DistributedDataParallel(Comm&, Holder&, DataParallelOptions = {}, Reduction = {})
     -> DistributedDataParallel<Comm, detail::TorchModule<Holder>, Reduction>;
 
-/// Makes a libtorch optimizer a participant, so that it also steps on joined ranks. See
-/// joinable::Step.
+/// Makes a libtorch optimizer a participant, so that it also steps on joined ranks. See joinable::Step.
+///
+/// Joined ranks run optimizer.step() alone. What else the loop does to gradients or rates for each batch, such as
+/// torch::nn::utils::clip_grad_norm_() or a scheduler, they would miss, and values would differ between ranks: put all of it
+/// into the body of a `joinable::Step step{comm, [&] { clip(); optimizer.step(); }};`.
 template <class Comm, class Optimizer>
 class Step : public joinable::Step<Comm, detail::StepOptimizer<Optimizer>> {
 public:

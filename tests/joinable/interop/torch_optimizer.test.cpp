@@ -23,6 +23,7 @@
 #include <joinable/checkpoint.hpp>
 #include <joinable/interop/torch.hpp>
 #include <joinable/join/guard.hpp>
+#include <joinable/participant/step.hpp>
 #include <joinable/zero.hpp>
 
 namespace {
@@ -115,6 +116,36 @@ TEST_CASE("sharded, libtorch's optimizers step as they do alone, also when ranks
         return optim::Adagrad{
             std::move(mine), optim::AdagradOptions{0.1}.initial_accumulator_value(0.5).lr_decay(0.1)
         };
+    });
+}
+
+TEST_CASE("what the body of a Step does to gradients and to the rate, joined ranks do, too") {
+    auto const sgd = [](std::vector<Tensor> all) {
+        return torch::optim::SGD{std::move(all), torch::optim::SGDOptions{0.1}.momentum(0.5)};
+    };
+    auto const clip = [](SmallNet& model) {
+        static_cast<void>(torch::nn::utils::clip_grad_norm_(model->parameters(), 0.05));
+    };
+    run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+        SmallNet model;
+        auto optimizer = sgd(model->parameters());
+        joinable::torch::DistributedDataParallel ddp{comm, model, {.find_unused = true}};
+        int steps = 0;
+        joinable::Step step{comm, [&] {
+                                clip(model);
+                                optimizer.param_groups()[0].options().set_lr(rate_of(steps++));
+                                optimizer.step();
+                            }};
+        joinable::Join guard{joinable::participants(ddp, step)};
+        for (int round = 0; round < rounds_of(comm.rank()); ++round) {
+            model->zero_grad(true);
+            loss_of(ddp.forward(inputs_of(comm.rank(), round)), comm.rank(), round).backward();
+            step.step();
+        }
+        guard.finish();
+        std::vector<double> const expected = train_alone(comm.size(), sgd, clip).values;
+        check_close(numbers_of(*model), expected);
+        CHECK(expected != train_alone(comm.size(), sgd).values); // it does clip
     });
 }
 

@@ -20,6 +20,7 @@
 #include <support/recording_communicator.hpp>
 #include <support/shared.hpp>
 #include <support/strided_param.hpp>
+#include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/capabilities.hpp>
@@ -422,7 +423,7 @@ struct Signs {
 /// body(comm, signs) over threads, and over processes, also where a rank fails.
 template <class Body>
 void run_with_signs(std::initializer_list<int> sizes, Body const& body) {
-    for (int const size : sizes) {
+    for (int const size : groups_of_participants(sizes)) {
         Shared<Signs> const of_threads;
         run_ranks({size}, [&](ThreadCommunicator& comm) { body(comm, *of_threads); });
         Shared<Signs> const of_processes;

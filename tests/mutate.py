@@ -3772,6 +3772,11 @@ MUTATIONS = [
         "participant/share_parameters.test.cpp", "an engine whose value throws*",
     ),
     Mutation(
+        "a-file-says-any-number-of-ranks", "checkpoint/checkpoint.hpp",
+        "state.world_size == 0 || state.world_size > detail::max_world_size", "state.world_size == 0",
+        "checkpoint/checkpoint.test.cpp", "a file with a wrong header*",
+    ),
+    Mutation(
         "values-are-averaged-in-the-dtype-of-gradients", "participant/periodic_average.hpp",
         "{ return list[i].value(); }", "{ return detail::like_gradient(list, i); }",
         "participant/periodic_average.test.cpp", "values of 16 bits*",

@@ -2394,8 +2394,14 @@ private:
     [[nodiscard]] std::vector<std::uint64_t> counts_of(
         std::string const& name, detail::TrainingState const& state, detail::SavedModel const& model
     ) const {
-        if (state.world_size == 0) {
-            detail::refuse_file(name, "its world size is 0, but expected is 1 or more");
+        if (state.world_size == 0 || state.world_size > detail::max_world_size) {
+            detail::refuse_file(
+                name,
+                "its world size is ",
+                state.world_size,
+                ", but expected is 1 to ",
+                detail::max_world_size
+            );
         }
         std::vector<std::uint64_t> counts = detail::counts_of_reduction(
             name,

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/agreement/on_all_ranks.hpp>
 #include <joinable/checkpoint/detail/file.hpp>
@@ -708,8 +709,14 @@ private:
     [[nodiscard]] std::vector<std::uint64_t> counts_of(
         std::string const& name, detail::TrainingState const& state, detail::SavedModel const& model
     ) const {
-        if (state.world_size == 0) {
-            detail::refuse_file(name, "its world size is 0, but expected is 1 or more");
+        if (state.world_size == 0 || state.world_size > detail::max_world_size) {
+            detail::refuse_file(
+                name,
+                "its world size is ",
+                state.world_size,
+                ", but expected is 1 to ",
+                detail::max_world_size
+            );
         }
         std::vector<std::uint64_t> counts = detail::counts_of_reduction(
             name,

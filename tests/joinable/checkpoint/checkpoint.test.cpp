@@ -584,6 +584,19 @@ TEST_CASE("a file with a wrong header is refused by one text on all ranks, and n
     };
     std::uint64_t length = 0;
     std::memcpy(&length, whole.data(), sizeof length);
+    auto const of_ranks = [&](std::string const& count) { // all else is right
+        auto metadata = nlohmann::json::parse(whole.substr(8, length)).at("__metadata__");
+        REQUIRE(metadata.at("world size") == "2");
+        std::string const old_checksum = metadata.at("checksum");
+        std::map<std::string, std::string> entries = metadata;
+        entries["world size"] = count;
+        std::string changed = with(old_checksum, joinable::detail::checksum_of(entries));
+        std::string const old = "\"world size\":\"2\"";
+        changed.replace(changed.find(old), old.size(), "\"world size\":\"" + count + "\"");
+        std::uint64_t const now = length + count.size() - 1;
+        std::memcpy(changed.data(), &now, sizeof now);
+        return changed;
+    };
     Case const cases[] = {
         {with_length(length - 8), ""},
         {with_length(whole.size()), ""},
@@ -594,6 +607,9 @@ TEST_CASE("a file with a wrong header is refused by one text on all ranks, and n
         {with("[8,8]", "[8,9]"), "f32 (8, 9)"},
         {with("\"data_offsets\":[0,", "\"data_offsets\":[4,"), ""},
         {with("__metadata__", "__metadate__"), ""},
+        {of_ranks("0"), "its world size is 0, but expected is 1 to 262144"},
+        {of_ranks("262145"), "its world size is 262145, but expected is 1 to 262144"},
+        {of_ranks("1000000000000"), "its world size is 1000000000000"},
     };
     for (Case const& c : cases) {
         write_contents(name, c.contents);

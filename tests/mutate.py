@@ -3772,6 +3772,17 @@ MUTATIONS = [
         "participant/share_parameters.test.cpp", "an engine whose value throws*",
     ),
     Mutation(
+        "steps-of-a-start-that-failed-are-run-again", "bucket/compression/power_sgd.hpp",
+        "listed.clear(); // those of a start that failed", "",
+        "device/cuda/compression.test.cpp", "after a kernel that could not*",
+    ),
+    Mutation(
+        "a-start-that-failed-has-made-its-matrices", "bucket/compression/power_sgd.hpp",
+        "        compute_listed();\n        for_compressed(run, [&](std::size_t, Factors& mine) { mine.is_started = true; });",
+        "        for_compressed(run, [&](std::size_t, Factors& mine) { mine.is_started = true; });\n        compute_listed();",
+        "device/cuda/compression.test.cpp", "after a kernel that could not*",
+    ),
+    Mutation(
         "a-file-says-any-number-of-ranks", "checkpoint/checkpoint.hpp",
         "state.world_size == 0 || state.world_size > detail::max_world_size", "state.world_size == 0",
         "checkpoint/checkpoint.test.cpp", "a file with a wrong header*",

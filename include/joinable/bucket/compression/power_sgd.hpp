@@ -288,11 +288,12 @@ private:
 
     /// Step 0: how many ranks contribute, what travels whole, and the left matrices. Returns the number of numbers.
     std::size_t write_lefts(BucketRun const& run, bool contributes) {
+        listed.clear(); // those of a start that failed
         Message message = message_of(run);
         listed.push_back(detail::cast_step({}, contributes ? 1 : 0, message.next(1)));
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
             BucketPart const& part = run.parts[k];
-            Factors& mine = factors[part.parameter];
+            Factors const& mine = factors[part.parameter];
             if (mine.size.rank == 0) {
                 listed.push_back(detail::cast_step(run.part(k), 1.0, message.next(part.count)));
                 continue;
@@ -308,7 +309,6 @@ private:
                      .seed = number.value(),
                      .count = right.count}
                 );
-                mine.is_started = true;
             }
             // If the averages are not finite, the next round begins with the same matrix.
             listed.push_back(detail::cast_step(right, 1.0, direction));
@@ -333,6 +333,7 @@ private:
             );
         }
         compute_listed();
+        for_compressed(run, [&](std::size_t, Factors& mine) { mine.is_started = true; });
         return message.count;
     }
     /// Step 1: takes what step 0 summed, and writes the right matrices.
@@ -420,7 +421,7 @@ private:
     template <class F>
     void for_compressed(BucketRun const& run, F const& f) {
         for (std::size_t k = 0; k < run.parts.size(); ++k) {
-            if (Factors const& mine = factors[run.parts[k].parameter]; mine.size.rank != 0) {
+            if (Factors& mine = factors[run.parts[k].parameter]; mine.size.rank != 0) {
                 f(k, mine);
             }
         }

@@ -113,8 +113,7 @@ joinable::DataParallelOptions options() {
     return {.bucket_cap_bytes = 8000, .first_bucket_bytes = 4000};
 }
 
-template <class Reduction>
-History train_on_host(ThreadCommunicator& host, DType dtype, Reduction reduction) {
+std::vector<StridedParam> host_model(DType dtype) {
     std::vector<StridedParam> model;
     for (auto const& [extents, strides] : model_extents()) {
         model.push_back(StridedParam{
@@ -122,23 +121,31 @@ History train_on_host(ThreadCommunicator& host, DType dtype, Reduction reduction
         });
         model.back().need_grad();
     }
+    return model;
+}
+template <class Ready>
+void host_pass(std::vector<StridedParam>& model, int rank, std::size_t round, Ready const& ready) {
+    for (std::size_t i = model.size(); i-- > 0;) {
+        write(model[i].grad, gradient_in(i, rank, round));
+        ready(i);
+    }
+}
+std::vector<Numbers> gradients_of(std::vector<StridedParam> const& model) {
+    std::vector<Numbers> all;
+    for (StridedParam const& param : model) {
+        all.push_back(read(param.grad));
+    }
+    return all;
+}
+template <class Reduction>
+History train_on_host(ThreadCommunicator& host, DType dtype, Reduction reduction) {
+    std::vector<StridedParam> model = host_model(dtype);
     DistributedDataParallel ddp{host, model, options(), std::move(reduction)};
     return train(
         ddp,
         host,
-        [&](std::size_t round, auto ready) {
-            for (std::size_t i = model.size(); i-- > 0;) {
-                write(model[i].grad, gradient_in(i, host.rank(), round));
-                ready(i);
-            }
-        },
-        [&] {
-            std::vector<Numbers> all;
-            for (StridedParam const& param : model) {
-                all.push_back(read(param.grad));
-            }
-            return all;
-        }
+        [&](std::size_t round, auto ready) { host_pass(model, host.rank(), round, ready); },
+        [&] { return gradients_of(model); }
     );
 }
 
@@ -311,6 +318,71 @@ TEST_CASE("an exception in a compressed pass on a device is PeerFailed on other 
                 CHECK_THROWS_WITH_AS(training(), "bad sample", std::runtime_error);
             } else {
                 CHECK_THROWS_AS(training(), joinable::PeerFailed);
+            }
+        });
+        check_nothing_is_left();
+    }
+}
+
+thread_local bool next_launch_fails = false;
+
+TEST_CASE("after a kernel that could not be launched, PowerSgd computes a skipped round once") {
+    for (std::size_t const failing : {0U, 1U}) {
+        run_ranks({1, 2, 4}, [&](ThreadCommunicator& host) {
+            bool const fails = host.rank() == host.size() - 1;
+            auto const make = [] { return joinable::PowerSgd{.rank = 2, .start_iteration = 0}; };
+            auto const train_on = [&](auto& ddp, auto const& pass, auto const& gradients) {
+                History history;
+                joinable::Join guard{joinable::participants(ddp), joinable::control(host)};
+                for (std::size_t round = 0; round < of_infinity; ++round) {
+                    ddp.forward([] {});
+                    auto const backward = [&](auto ready) { pass(round, ready); };
+                    next_launch_fails = fails && round == failing;
+                    if (!next_launch_fails) {
+                        ddp.backward(backward);
+                    } else {
+                        if constexpr (requires { ddp.join_communicator().device_memory(); }) {
+                            CHECK_THROWS_AS(ddp.backward(backward), joinable::CommunicationError);
+                        }
+                        ddp.skip();
+                    }
+                    history.push_back(gradients());
+                }
+                guard.finish();
+                return history;
+            };
+            std::vector<StridedParam> params = host_model(DType::f32);
+            DistributedDataParallel on_host{host, params, options(), make()};
+            History const expected = train_on(
+                on_host,
+                [&](std::size_t round, auto ready) {
+                    host_pass(params, host.rank(), round, ready);
+                },
+                [&] { return gradients_of(params); }
+            );
+            OnDevice model{host.rank(), DType::f32};
+            StreamCommunicator comm{host, model.stream()};
+            auto kernels = host_kernels();
+            kernels.compute = [](joinable::detail::DeviceStep const* steps,
+                                 std::size_t count,
+                                 cudaStream_t stream) {
+                return std::exchange(next_launch_fails, false) ? cudaErrorInvalidConfiguration
+                                                               : host_steps(steps, count, stream);
+            };
+            comm.device_memory().use_kernels(kernels);
+            DistributedDataParallel ddp{comm, model.params, options(), make()};
+            History const history = train_on(
+                ddp,
+                [&](std::size_t round, auto ready) { model.pass(host.rank(), round, ready); },
+                [&] { return model.gradients(); }
+            );
+            check_same(history, expected);
+            for (std::size_t element = 0; element < 7; ++element) { // they travel whole
+                double sum = 0;
+                for (int rank = 0; rank + 1 < host.size(); ++rank) {
+                    sum += gradient_in(1, rank, failing)[element];
+                }
+                CHECK(std::abs(history[failing][1][element] - sum / host.size()) < 1e-6);
             }
         });
         check_nothing_is_left();

@@ -1043,6 +1043,21 @@ MUTATIONS = [
         "communicator/shared_memory/split.test.cpp", "differences and leaving in a group*",
     ),
     Mutation(
+        "sizes-in-a-group-hide-its-numbers", "communicator/detail/impl/checks.ipp",
+        "throw Mismatch{ranks, text, is_renumbered};", "throw Mismatch{ranks, text};",
+        "communicator/shared_buffer.test.cpp", "ranks of a group that share*",
+    ),
+    Mutation(
+        "sizes-in-a-group-of-threads-hide-its-numbers", "communicator/shared_memory/impl/thread.ipp",
+        "check_same_size(sizes, is_renumbered());", "check_same_size(sizes, false);",
+        "communicator/shared_buffer.test.cpp", "ranks of a group that share*",
+    ),
+    Mutation(
+        "sizes-in-a-group-of-processes-hide-its-numbers", "communicator/detail/shared_mapping.hpp",
+        "check_same_size(all, is_renumbered_group(comm));", "check_same_size(all, false);",
+        "communicator/shared_buffer.test.cpp", "ranks of a group that share*",
+    ),
+    Mutation(
         "only-the-first-rank-of-a-group-counts", "detail/failure.hpp",
         "return member != rank++;", "return rank++ == 0 && member != 0;",
         "join/failure_in_group.test.cpp", "a group says whether*",

@@ -20034,7 +20034,11 @@ void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, 
 /// Checks that all ranks ask for the same number of bytes. `sizes` has what each rank asks for, by
 /// rank. `doing` says what they do.
 /// @throws Mismatch  on all ranks, because they compare the same sizes.
-void check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory");
+void check_same_size(
+    std::span<std::uint64_t const> sizes,
+    bool is_renumbered,
+    std::string_view doing = "share memory"
+);
 
 }}} // namespace joinable::v0::detail
 
@@ -20248,8 +20252,9 @@ check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int s
     check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
 }
 
-JOINABLE_DEFINITION void
-check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing) {
+JOINABLE_DEFINITION void check_same_size(
+    std::span<std::uint64_t const> sizes, bool is_renumbered, std::string_view doing
+) {
     std::vector<int> ranks;
     std::string text =
         concat("ranks ", doing, " of different sizes: rank 0 of ", sizes[0], " bytes");
@@ -20260,7 +20265,8 @@ check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing) {
         }
     }
     if (!ranks.empty()) {
-        throw Mismatch{ranks, text + "; give the same count of the same elements on every rank"};
+        text += "; give the same count of the same elements on every rank";
+        throw Mismatch{ranks, text, is_renumbered};
     }
 }
 
@@ -25883,7 +25889,7 @@ template <class Comm>
     std::uint64_t const mine = bytes;
     std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
     comm.all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64}).wait();
-    check_same_size(all);
+    check_same_size(all, is_renumbered_group(comm));
     if (bytes == 0) {
         return {};
     }
@@ -28366,7 +28372,7 @@ JOINABLE_DEFINITION Arena ThreadCommunicator::share(std::size_t bytes) {
     for (auto const& words : all) {
         sizes.push_back(words[0]);
     }
-    detail::check_same_size(sizes);
+    detail::check_same_size(sizes, is_renumbered());
     // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's pointer, in the same process
     auto* const owned = reinterpret_cast<Owned*>(static_cast<std::uintptr_t>(all[0][1]));
     if (owned == nullptr) {

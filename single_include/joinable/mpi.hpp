@@ -319,7 +319,7 @@ template <class Comm>
     std::uint64_t const mine = bytes;
     std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
     comm.all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64}).wait();
-    check_same_size(all);
+    check_same_size(all, is_renumbered_group(comm));
     if (bytes == 0) {
         return {};
     }
@@ -3580,7 +3580,7 @@ public:
     /// @throws std::bad_alloc      on all ranks: `bytes` exceeds the largest possible object.
     /// @throws CommunicationError  on all ranks: one of them cannot map the memory.
     [[nodiscard]] Arena share(std::size_t bytes) {
-        detail::check_same_size(meet(detail::MpiMeeting::share, bytes));
+        detail::check_same_size(meet(detail::MpiMeeting::share, bytes), is_renumbered());
         if (bytes > PTRDIFF_MAX) {
             throw std::bad_alloc{};
         }

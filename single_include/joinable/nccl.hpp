@@ -1399,7 +1399,7 @@ public:
         if (segment != nullptr && segment->registration != nullptr) {
             return true;
         }
-        check_same_size(gather(arena.bytes()), "register arenas");
+        check_same_size(gather(arena.bytes()), rank_.is_renumbered(), "register arenas");
         if (!nccl_can_register<ncclComm_t> || !all_ranks_have(segment != nullptr)) {
             return false;
         }

@@ -144,6 +144,23 @@ TEST_CASE("ranks that share buffers of different sizes are all told, and go on")
     });
 }
 
+TEST_CASE("ranks of a group that share buffers of different sizes have numbers of their own") {
+    run_all_ranks({2, 3, 4, 8}, [](auto& comm) {
+        for (bool const is_renumbered : {false, true}) {
+            auto group = comm.split(is_renumbered && comm.rank() == 0 ? 0 : 1, 0);
+            if (group.size() > 1) {
+                try {
+                    (void)shared_buffer<int>(group, group.rank() == 1 ? 2 : 1);
+                    FAIL_CHECK("no exception");
+                } catch (Mismatch const& error) {
+                    CHECK(error.ranks() == std::vector{1});
+                    CHECK(error.is_renumbered() == is_renumbered);
+                }
+            }
+        }
+    });
+}
+
 TEST_CASE("more memory than there is fails on all ranks") {
     constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
     constexpr std::size_t too_many = std::size_t{1} << 60U;

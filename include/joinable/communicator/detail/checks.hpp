@@ -67,7 +67,11 @@ void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, 
 /// Checks that all ranks ask for the same number of bytes. `sizes` has what each rank asks for, by
 /// rank. `doing` says what they do.
 /// @throws Mismatch  on all ranks, because they compare the same sizes.
-void check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory");
+void check_same_size(
+    std::span<std::uint64_t const> sizes,
+    bool is_renumbered,
+    std::string_view doing = "share memory"
+);
 
 }}} // namespace joinable::v0::detail
 

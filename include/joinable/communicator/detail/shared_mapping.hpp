@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
@@ -115,7 +116,7 @@ template <class Comm>
     std::uint64_t const mine = bytes;
     std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
     comm.all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64}).wait();
-    check_same_size(all);
+    check_same_size(all, is_renumbered_group(comm));
     if (bytes == 0) {
         return {};
     }

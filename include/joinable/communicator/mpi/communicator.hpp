@@ -182,7 +182,7 @@ public:
     /// @throws std::bad_alloc      on all ranks: `bytes` exceeds the largest possible object.
     /// @throws CommunicationError  on all ranks: one of them cannot map the memory.
     [[nodiscard]] Arena share(std::size_t bytes) {
-        detail::check_same_size(meet(detail::MpiMeeting::share, bytes));
+        detail::check_same_size(meet(detail::MpiMeeting::share, bytes), is_renumbered());
         if (bytes > PTRDIFF_MAX) {
             throw std::bad_alloc{};
         }

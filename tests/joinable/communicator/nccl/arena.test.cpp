@@ -110,6 +110,19 @@ TEST_CASE("arenas of different sizes are a Mismatch on all ranks, which go on") 
         }
         CHECK_FALSE(comm.is_aborted());
         CHECK(comm.register_arena(comm.allocate(64)));
+        if (comm.size() > 2) {
+            NcclCommunicator group = comm.split(comm.rank() == 0 ? 0 : 1, 0);
+            Arena const other = group.allocate(group.rank() == 1 ? 128 : 64);
+            if (comm.rank() != 0) {
+                try {
+                    group.register_arena(other);
+                    FAIL_CHECK("no exception");
+                } catch (joinable::Mismatch const& error) {
+                    CHECK(error.ranks() == std::vector{1});
+                    CHECK(error.is_renumbered()); // it is rank 2 of all
+                }
+            }
+        }
     });
     check_nothing_is_left();
 }

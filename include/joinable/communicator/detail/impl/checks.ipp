@@ -213,8 +213,9 @@ check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int s
     check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
 }
 
-JOINABLE_DEFINITION void
-check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing) {
+JOINABLE_DEFINITION void check_same_size(
+    std::span<std::uint64_t const> sizes, bool is_renumbered, std::string_view doing
+) {
     std::vector<int> ranks;
     std::string text =
         concat("ranks ", doing, " of different sizes: rank 0 of ", sizes[0], " bytes");
@@ -225,7 +226,8 @@ check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing) {
         }
     }
     if (!ranks.empty()) {
-        throw Mismatch{ranks, text + "; give the same count of the same elements on every rank"};
+        text += "; give the same count of the same elements on every rank";
+        throw Mismatch{ranks, text, is_renumbered};
     }
 }
 

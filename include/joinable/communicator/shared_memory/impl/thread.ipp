@@ -48,7 +48,7 @@ JOINABLE_DEFINITION Arena ThreadCommunicator::share(std::size_t bytes) {
     for (auto const& words : all) {
         sizes.push_back(words[0]);
     }
-    detail::check_same_size(sizes);
+    detail::check_same_size(sizes, is_renumbered());
     // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's pointer, in the same process
     auto* const owned = reinterpret_cast<Owned*>(static_cast<std::uintptr_t>(all[0][1]));
     if (owned == nullptr) {

@@ -74,7 +74,7 @@ public:
             return true;
         }
         check_same_size(gather(arena.bytes()), rank_.is_renumbered(), "register arenas");
-        if (!nccl_can_register<ncclComm_t> || !all_ranks_have(segment != nullptr)) {
+        if (!all_ranks_have(nccl_can_register<ncclComm_t> && segment != nullptr)) {
             return false;
         }
         rank_.on_device([&] {

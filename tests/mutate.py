@@ -1043,6 +1043,11 @@ MUTATIONS = [
         "communicator/shared_memory/split.test.cpp", "differences and leaving in a group*",
     ),
     Mutation(
+        "a-guard-does-not-know-staged-words", "communicator/nccl/staged.hpp",
+        "return comm_.identity();", "return this;",
+        "communicator/nccl/staged.test.cpp", "a guard knows the NCCL*",
+    ),
+    Mutation(
         "sizes-in-a-group-hide-its-numbers", "communicator/detail/impl/checks.ipp",
         "throw Mismatch{ranks, text, is_renumbered};", "throw Mismatch{ranks, text};",
         "communicator/shared_buffer.test.cpp", "ranks of a group that share*",

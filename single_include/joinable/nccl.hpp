@@ -2478,6 +2478,8 @@ public:
         rank_.over_control([](detail::NcclControl& control) { control.barrier(); });
     }
 
+    /// For guards.
+    [[nodiscard]] void const* identity() const noexcept { return this; }
     /// The same ranks for a few words of the host, see detail::NcclHostWords. Agreements use it.
     [[nodiscard]] detail::NcclHostWords& host_words() noexcept { return host_words_; }
 
@@ -2893,7 +2895,11 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return comm_.set_deadline(deadline);
     }
+    /// See NcclCollectives.
+    void keep_alive() { comm_.keep_alive(); }
     [[nodiscard]] std::vector<int> missing_ranks() const { return comm_.missing_ranks(); }
+    /// For guards.
+    [[nodiscard]] void const* identity() const noexcept { return comm_.identity(); }
 
 private:
     NcclCollectives& comm_;

@@ -171,6 +171,8 @@ public:
         rank_.over_control([](detail::NcclControl& control) { control.barrier(); });
     }
 
+    /// For guards.
+    [[nodiscard]] void const* identity() const noexcept { return this; }
     /// The same ranks for a few words of the host, see detail::NcclHostWords. Agreements use it.
     [[nodiscard]] detail::NcclHostWords& host_words() noexcept { return host_words_; }
 

@@ -64,7 +64,11 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return comm_.set_deadline(deadline);
     }
+    /// See NcclCollectives.
+    void keep_alive() { comm_.keep_alive(); }
     [[nodiscard]] std::vector<int> missing_ranks() const { return comm_.missing_ranks(); }
+    /// For guards.
+    [[nodiscard]] void const* identity() const noexcept { return comm_.identity(); }
 
 private:
     NcclCollectives& comm_;

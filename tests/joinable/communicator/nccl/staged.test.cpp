@@ -36,6 +36,7 @@ using joinable::StagedNcclCommunicator;
 
 static_assert(joinable::Aborts<StagedNcclCommunicator>);
 static_assert(joinable::HasDeadline<StagedNcclCommunicator>);
+static_assert(joinable::RenewsDeadline<StagedNcclCommunicator>);
 static_assert(joinable::ReportsMissing<StagedNcclCommunicator>);
 static_assert(joinable::detail::reduces_host_memory<StagedNcclCommunicator>);
 
@@ -158,6 +159,25 @@ TEST_CASE("a guard that has nothing but NCCL joins ranks with uneven inputs") {
             CHECK(result.shadow_rounds == n - inputs.size());
             CHECK(result.last_joiners == std::vector{comm.size() - 1});
         }
+    });
+}
+
+TEST_CASE("a guard knows the NCCL communicator whose words its control communicator stages") {
+    run_nccl_ranks({1, 2, 3, 4, 8}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        Rank rank{comm, stream};
+        StagedNcclCommunicator others{comm};
+        joinable::Action validate{others, [] {}, [] {}};
+        joinable::Join guard{joinable::participants(rank.count), joinable::control(rank.staged)};
+        auto const second = [&] { joinable::Join inner{joinable::participants(validate)}; };
+        CHECK_THROWS_WITH_AS(
+            second(),
+            "a second Join over a communicator that is inside a guard already; end that one first, "
+            "or split() the communicator",
+            joinable::ContractViolation
+        );
+        CHECK(rank.count() == comm.size());
+        guard.keep_alive();
+        guard.finish();
     });
 }
 

@@ -1043,6 +1043,11 @@ MUTATIONS = [
         "communicator/shared_memory/split.test.cpp", "differences and leaving in a group*",
     ),
     Mutation(
+        "a-group-that-meets-hides-its-numbers", "communicator/tcp/impl/communicator.ipp",
+        "around.is_renumbered\n        );", "false\n        );",
+        "communicator/tcp/meeting.test.cpp", "a rank 0 that does not answer is that of a group*",
+    ),
+    Mutation(
         "a-guard-does-not-know-staged-words", "communicator/nccl/staged.hpp",
         "return comm_.identity();", "return this;",
         "communicator/nccl/staged.test.cpp", "a guard knows the NCCL*",

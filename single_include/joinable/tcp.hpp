@@ -467,13 +467,14 @@ private:
 using IsElsewhere = std::function<bool()>;
 
 /// Tries until `end`. Returns a closed socket if rank 0 is elsewhere.
-/// @throws TimedOut  no rank 0 listens there.
+/// @throws TimedOut  no rank 0 listens there; it is that of a group if `is_renumbered`.
 [[nodiscard]] Socket connect_to(
     std::string const& address,
     std::uint16_t port,
     TimePoint end,
     int rank,
-    IsElsewhere const& is_elsewhere = {}
+    IsElsewhere const& is_elsewhere = {},
+    bool is_renumbered = false
 );
 
 }}} // namespace joinable::v0::detail
@@ -561,7 +562,8 @@ JOINABLE_DEFINITION Socket connect_to(
     std::uint16_t port,
     TimePoint end,
     int rank,
-    IsElsewhere const& is_elsewhere
+    IsElsewhere const& is_elsewhere,
+    bool is_renumbered
 ) {
     constexpr std::chrono::seconds for_one{3
     }; // one address may be unreachable, and the next one not
@@ -607,7 +609,8 @@ JOINABLE_DEFINITION Socket connect_to(
                     " tried to connect: ",
                     error,
                     "; start all ranks of a job, with the same address and port"
-                )
+                ),
+                is_renumbered
             };
         }
         if (is_elsewhere && is_elsewhere()) {
@@ -2806,10 +2809,11 @@ namespace joinable { inline namespace v0 { namespace detail {
     std::string const& address,
     std::uint16_t port,
     TimePoint end,
-    IsElsewhere const& is_elsewhere = {}
+    IsElsewhere const& is_elsewhere = {},
+    bool is_renumbered = false
 ) {
     for (;;) {
-        Socket socket = connect_to(address, port, end, rank, is_elsewhere);
+        Socket socket = connect_to(address, port, end, rank, is_elsewhere, is_renumbered);
         if (!socket.is_open()) {
             return socket;
         }
@@ -2847,7 +2851,8 @@ namespace joinable { inline namespace v0 { namespace detail {
                     " in time, while rank ",
                     rank,
                     " is connected: it has no open file left for this rank, or another program listens there"
-                )
+                ),
+                is_renumbered
             };
         }
         if (is_elsewhere && is_elsewhere()) {
@@ -2900,14 +2905,21 @@ inline void check(TcpOptions const& options) {
     auto const end = end_of_wait(options.connect_timeout);
     for (;;) {
         std::optional<TcpOptions> found;
-        Socket socket =
-            connect_rank(options.rank, job_of(options), options.address, options.port, end, [&] {
+        Socket socket = connect_rank(
+            options.rank,
+            job_of(options),
+            options.address,
+            options.port,
+            end,
+            [&] {
                 if (auto const reason = around.hear ? around.hear() : std::nullopt) {
                     throw_failure(*reason);
                 }
                 found = around.look ? around.look(options) : std::nullopt;
                 return found.has_value();
-            });
+            },
+            around.is_renumbered
+        );
         if (socket.is_open()) {
             return socket;
         }

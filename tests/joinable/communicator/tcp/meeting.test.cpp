@@ -17,6 +17,7 @@
 #include <functional>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -524,6 +525,26 @@ TEST_CASE("ranks that do not come are named on all that wait for them") {
             }
         );
     });
+}
+
+TEST_CASE("a rank 0 that does not answer is that of a group where a group meets beside a transport"
+) {
+    FreePort const nowhere;
+    TcpListener const silent{"127.0.0.1"};
+    for (bool const is_renumbered : {false, true}) {
+        for (std::uint16_t const port : {nowhere.number(), silent.port()}) {
+            auto const options = with_timeout(at_port(tcp_options(1, 2), port), 100ms);
+            try {
+                joinable::detail::TcpEnd const end{
+                    options, std::nullopt, {.is_renumbered = is_renumbered}
+                };
+                FAIL_CHECK("no exception");
+            } catch (joinable::TimedOut const& error) {
+                CHECK(error.missing() == std::vector{0});
+                CHECK(error.is_renumbered() == is_renumbered);
+            }
+        }
+    }
 }
 
 TEST_CASE("a rank 0 that never listens is named, and one that listens late is found") {

@@ -45,13 +45,14 @@ private:
 using IsElsewhere = std::function<bool()>;
 
 /// Tries until `end`. Returns a closed socket if rank 0 is elsewhere.
-/// @throws TimedOut  no rank 0 listens there.
+/// @throws TimedOut  no rank 0 listens there; it is that of a group if `is_renumbered`.
 [[nodiscard]] Socket connect_to(
     std::string const& address,
     std::uint16_t port,
     TimePoint end,
     int rank,
-    IsElsewhere const& is_elsewhere = {}
+    IsElsewhere const& is_elsewhere = {},
+    bool is_renumbered = false
 );
 
 }}} // namespace joinable::v0::detail

@@ -54,10 +54,11 @@ namespace joinable { inline namespace v0 { namespace detail {
     std::string const& address,
     std::uint16_t port,
     TimePoint end,
-    IsElsewhere const& is_elsewhere = {}
+    IsElsewhere const& is_elsewhere = {},
+    bool is_renumbered = false
 ) {
     for (;;) {
-        Socket socket = connect_to(address, port, end, rank, is_elsewhere);
+        Socket socket = connect_to(address, port, end, rank, is_elsewhere, is_renumbered);
         if (!socket.is_open()) {
             return socket;
         }
@@ -95,7 +96,8 @@ namespace joinable { inline namespace v0 { namespace detail {
                     " in time, while rank ",
                     rank,
                     " is connected: it has no open file left for this rank, or another program listens there"
-                )
+                ),
+                is_renumbered
             };
         }
         if (is_elsewhere && is_elsewhere()) {

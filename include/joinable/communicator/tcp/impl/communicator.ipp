@@ -42,14 +42,21 @@ inline void check(TcpOptions const& options) {
     auto const end = end_of_wait(options.connect_timeout);
     for (;;) {
         std::optional<TcpOptions> found;
-        Socket socket =
-            connect_rank(options.rank, job_of(options), options.address, options.port, end, [&] {
+        Socket socket = connect_rank(
+            options.rank,
+            job_of(options),
+            options.address,
+            options.port,
+            end,
+            [&] {
                 if (auto const reason = around.hear ? around.hear() : std::nullopt) {
                     throw_failure(*reason);
                 }
                 found = around.look ? around.look(options) : std::nullopt;
                 return found.has_value();
-            });
+            },
+            around.is_renumbered
+        );
         if (socket.is_open()) {
             return socket;
         }

@@ -85,7 +85,8 @@ JOINABLE_DEFINITION Socket connect_to(
     std::uint16_t port,
     TimePoint end,
     int rank,
-    IsElsewhere const& is_elsewhere
+    IsElsewhere const& is_elsewhere,
+    bool is_renumbered
 ) {
     constexpr std::chrono::seconds for_one{3
     }; // one address may be unreachable, and the next one not
@@ -131,7 +132,8 @@ JOINABLE_DEFINITION Socket connect_to(
                     " tried to connect: ",
                     error,
                     "; start all ranks of a job, with the same address and port"
-                )
+                ),
+                is_renumbered
             };
         }
         if (is_elsewhere && is_elsewhere()) {

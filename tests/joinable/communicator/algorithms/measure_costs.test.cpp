@@ -356,7 +356,7 @@ TEST_CASE("a mesh of machines takes the time of its rings, and less than a hiera
 }
 
 TEST_CASE("what measured costs choose is within 20 % of the fastest plan on the virtual clock") {
-    double worst = 1;
+    double worst = 0;
     std::size_t k = 0;
     for (MessageCosts const& link :
          {MessageCosts{20e-6, 1e9, 0},
@@ -393,7 +393,7 @@ TEST_CASE("what measured costs choose is within 20 % of the fastest plan on the 
             }
         }
     }
-    CHECK(worst >= 1);
+    CHECK(worst >= 1); // the chosen plan is among them where it is not cut
 }
 
 TEST_CASE("a rank that fails while costs are measured fails the others") {

@@ -213,9 +213,8 @@ check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int s
     check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
 }
 
-JOINABLE_DEFINITION void check_same_size(
-    std::span<std::uint64_t const> sizes, bool is_renumbered, std::string_view doing
-) {
+JOINABLE_DEFINITION void
+check_same_size(std::span<std::uint64_t const> sizes, bool is_renumbered, std::string_view doing) {
     std::vector<int> ranks;
     std::string text =
         concat("ranks ", doing, " of different sizes: rank 0 of ", sizes[0], " bytes");

@@ -3720,6 +3720,11 @@ MUTATIONS = [
         "participant/no_reduction.test.cpp", "buckets have memory*",
     ),
     Mutation(
+        "averages-that-fail-on-one-rank-are-told-nobody", "participant/periodic_average.hpp",
+        "detail::abort_if_throws(comm_, [&] { average_values(); });", "average_values();",
+        "participant/periodic_average.test.cpp", "where average() cannot*",
+    ),
+    Mutation(
         "joined-ranks-step-by-local-gradients", "join/detail/turn_order.hpp",
         "any(&ParticipantInfo::steps) && !any(&ParticipantInfo::leaves_local)",
         "any(&ParticipantInfo::steps)",

@@ -1064,6 +1064,7 @@ template <Communicator Comm, class Parameters>
 /// stream has been waited for before a barrier.
 /// @throws ContractViolation  as above; also: a value is on another device, or several ranks are threads of one process.
 /// @throws Mismatch  ranks have different models, or give different devices.
+/// @throws TimedOut  a device's stream does not come so far by its deadline.
 /// @throws CommunicationError  the device has too little memory, or cannot copy; a process cannot open the memory. The
 ///         other ranks throw PeerFailed.
 /// If opening the memory or set_value fails on a rank, values that were moved are released, as above.

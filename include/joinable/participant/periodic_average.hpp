@@ -94,8 +94,10 @@ public:
     }
 
     /// This rank has stepped. Collective in a round that averages; else only the notification.
+    /// It counts, also if it throws: go on with skip().
     /// @throws ContractViolation  a parameter that was frozen when this was made is trained now, or a value has another
-    ///         dtype, other extents or another device; the other ranks throw PeerFailed. average(), then make a new one.
+    ///         dtype, other extents or another device; the other ranks throw PeerFailed. Call average() before such a
+    ///         change, then make a new one. Outside of an enabled guard this aborts the communicator.
     /// @throws what the communicator throws.
     void step() { take_part(1); }
     /// The same for a rank that has not stepped in this round, because its batch failed.
@@ -103,10 +105,11 @@ public:
 
     /// Averages what ranks have stepped since the last average, before its turn. Collective; outside of guards, or in
     /// one that is not enabled.
-    /// @throws ContractViolation  the communicator is in an enabled guard, whose finish() does it.
+    /// @throws ContractViolation  the communicator is in an enabled guard, whose finish() does it; or a value has another
+    ///         dtype, other extents or another device, then the other ranks throw PeerFailed and the communicator is aborted.
     void average() {
         detail::require_unguarded(detail::identity_of(comm_), "PeriodicAverage::average()");
-        average_values();
+        detail::abort_if_throws(comm_, [&] { average_values(); });
     }
 
     /// Rounds in which active ranks called step() or skip().

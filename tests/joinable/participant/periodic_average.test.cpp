@@ -16,6 +16,7 @@
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 #include <support/linear_model.hpp>
+#include <support/thrown_by.hpp>
 #include <support/wide_param.hpp>
 
 #include <joinable/bucket/compression/no_reduction.hpp>
@@ -492,6 +493,22 @@ TEST_CASE("a model that one rank alone has changed since is refused there, and t
             });
         }
     }
+}
+
+TEST_CASE("where average() cannot average the values of one rank, the others hear why") {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        int const culprit = comm.size() - 1;
+        auto params = make_params<double>({2, 3}, 1.0);
+        PeriodicAverage average{comm, params, {.period = 4}};
+        average.step();
+        if (comm.rank() == culprit) {
+            params[1].value.resize(7);
+            CHECK_THROWS_AS(average.average(), joinable::ContractViolation);
+        } else {
+            auto const error = thrown_by<joinable::PeerFailed>([&] { average.average(); });
+            CHECK(error.rank() == culprit);
+        }
+    });
 }
 
 TEST_CASE(

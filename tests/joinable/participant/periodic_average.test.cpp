@@ -507,6 +507,8 @@ TEST_CASE("where average() cannot average the values of one rank, the others hea
         } else {
             auto const error = thrown_by<joinable::PeerFailed>([&] { average.average(); });
             CHECK(error.rank() == culprit);
+            std::string const text = error.what();
+            CHECK(text.find("the same dtype and extents") != std::string::npos);
         }
     });
 }

@@ -64,8 +64,8 @@ public:
     [[nodiscard]] std::size_t parameter_count() const noexcept { return parameters_; }
 
     /// Sums numbers over all ranks, in place, such as results from each rank's own gradients. With
-    /// Sharding::none each rank has all gradients, and the numbers stay as they are. Collective;
-    /// the same count on every rank.
+    /// Sharding::none each rank has all gradients, and the numbers stay as they are. Where groups share the state, this and
+    /// the following are over the group of rank 0, whose results all ranks get. Collective; the same count on every rank.
     void sum(std::span<double> numbers) const { sums_.sum(numbers); }
     [[nodiscard]] double sum(double number) const {
         sums_.sum({&number, 1});

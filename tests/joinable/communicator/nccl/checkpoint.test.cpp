@@ -201,7 +201,9 @@ TEST_CASE(
         joinable::DistributedDataParallel ddp{comm, params, {}, reduction()};
         body(ddp, params);
     };
-    for (auto const& [from, to] : {std::pair{4, 2}, {2, 4}, {1, 3}, {3, 2}, {8, 1}}) {
+    for (std::pair<int, int> const& ranks : {std::pair{4, 2}, {2, 4}, {1, 3}, {3, 2}, {8, 1}}) {
+        int const from = ranks.first;
+        int const to = ranks.second;
         CAPTURE(from);
         CAPTURE(to);
         run_ranks({from}, [&](ThreadCommunicator& comm) {

@@ -464,15 +464,16 @@ TEST_CASE("a model that one rank alone has changed since is refused there, and t
                 int const culprit = comm.size() - 1;
                 auto params = make_params<double>({2, 3}, 0.0);
                 params[0].requires_grad = false;
-                PeriodicAverage average{comm, params, {.period = 1}};
-                if (comm.rank() == culprit) {
-                    is_resized ? params[1].value.resize(7) : void(params[0].requires_grad = true);
-                }
                 std::string const what =
                     is_resized ? "parameter 1 is f64 (7) now, but was f64 (3) when the "
                                  "PeriodicAverage was made"
                                : "parameter 0 requires a gradient now";
-                try {
+                try { // others may hear it before their constructor returns
+                    PeriodicAverage average{comm, params, {.period = 1}};
+                    if (comm.rank() == culprit) {
+                        is_resized ? params[1].value.resize(7)
+                                   : void(params[0].requires_grad = true);
+                    }
                     joinable::Join guard{joinable::participants(average), {.enable = is_guarded}};
                     average.step();
                     guard.finish();

@@ -394,14 +394,18 @@ TEST_CASE("a parameter that is left out, and has no gradient in a bucket, is not
                 };
                 ddp.backward(pass, std::vector<std::size_t>{1}); // no rank uses the head
                 double const average = (comm.size() + 1) / 2.0;
-                CHECK(body.g(1) == average);
+                CHECK(
+                    body.g(1) == doctest::Approx(average).epsilon(1e-12)
+                ); // machines divide apart
                 CHECK(!head.grad);
                 body.requires_grad = false;
                 ddp.refresh(std::vector{&body, &tail});
                 head.has_ended = true;
                 ddp.refresh();
                 CHECK(head.reads_after_end == 0);
-                CHECK(body.g(1) == average);
+                CHECK(
+                    body.g(1) == doctest::Approx(average).epsilon(1e-12)
+                ); // machines divide apart
             }
             CHECK(head.reads_after_end == 0);
             CHECK((!body.grad || !are_views)); // its bucket has ended

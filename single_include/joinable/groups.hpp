@@ -32,14 +32,14 @@ public:
         auto groups = std::make_unique<GroupsOfRanks>();
         for (std::size_t const place : sequence) {
             ControlCommunicator& own = entrants[place]->control();
-            for (ControlCommunicator* one : {&own, entrants[place]->shards.get()}) {
+            ControlCommunicator* const shards = entrants[place]->shards.get();
+            for (ControlCommunicator* one : {&own, shards}) {
                 if (one != nullptr && one->size() < control.size() &&
                     groups->number_of(*one) == 0) {
                     groups->groups_.push_back({one, groups->numbers_.size(), {}});
                 }
             }
             groups->numbers_.push_back(groups->number_of(own));
-            ControlCommunicator const* const shards = entrants[place]->shards.get();
             groups->shards_.push_back(shards == nullptr ? 0 : groups->number_of(*shards));
             groups->sequence_.push_back(place);
         }

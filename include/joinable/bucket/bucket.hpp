@@ -39,8 +39,9 @@ public:
     BucketLayout() = default; ///< no buckets
 
     /// Cuts the parameters in `order` into buckets, which close when they reach their limit in
-    /// bytes. What lies there of a parameter is as `like(parameters, i)` says. The arenas are in `memory` and have the size of the gradients plus at most one cache
-    /// line per parameter. Complexity: linear in the parameters, plus the cost of the arenas.
+    /// bytes. What lies there of a parameter is as `like(parameters, i)` says. The arenas are in
+    /// `memory` and have the size of all these plus at most one cache line per parameter.
+    /// Complexity: linear in the parameters, plus the cost of the arenas.
     /// @throws ContractViolation  no parameter is listed, or a value is missing or on none of
     ///         the memory's devices.
     BucketLayout(

@@ -474,8 +474,9 @@ class ShardedDataParallel
 
 public:
     /// Collective. `module` is a module, a holder (`torch::nn::Sequential`) or a shared pointer, or but for
-    /// Sharding::parameters a torch::jit::Module. A module itself must outlive this object. Parameters and buffers take rank 0's values. `rule` is an UpdateRule, a LocalOptimizer, or a
-    /// factory that makes libtorch's optimizer of the parameters that it is given, those that this rank owns.
+    /// Sharding::parameters a torch::jit::Module. A module itself must outlive this object. Parameters and buffers take
+    /// rank 0's values. `rule` is an UpdateRule, a LocalOptimizer, or a factory that makes libtorch's optimizer of the
+    /// parameters that it is given, those that this rank owns.
     /// @throws what joinable::ShardedDataParallel throws, and what the factory throws; ContractViolation also for sparse
     ///         gradients, and with Sharding::parameters if a trained parameter shares its storage with another tensor or
     ///         fills only a part of it.

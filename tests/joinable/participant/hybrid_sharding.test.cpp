@@ -21,6 +21,7 @@
 #include <doctest/doctest.h>
 #include <support/alike.hpp>
 #include <support/embedding.hpp>
+#include <support/faults_in_groups.hpp>
 #include <support/folder.hpp>
 #include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
@@ -498,22 +499,6 @@ constexpr Point all_points[] = {
     Point::between_rounds, Point::in_pass, Point::in_step, Point::after_step
 };
 
-/// A plain rule that calls a function whenever its owner steps.
-struct Owner {
-    std::function<void()> before_step;
-    double rate = 0.5;
-
-    double& settings() { return rate; }
-    void step(joinable::WholeParameter const& parameter) const {
-        before_step();
-        auto const value = parameter.value.as<double>();
-        auto const gradient = parameter.gradient.as<double>();
-        for (std::size_t k = 0; k < parameter.value.numel(); ++k) {
-            value(k) -= rate * gradient(k);
-        }
-    }
-};
-
 /// Rank r has r + 1 batches. The culprit calls fail() at a point of its last one, when lower ranks have joined.
 template <class Comm>
 void train_until(Comm& comm, Comm& node, Point point, int culprit, std::function<void()> fail) {
@@ -526,7 +511,7 @@ void train_until(Comm& comm, Comm& node, Point point, int culprit, std::function
     auto params = make_params<double>({2, 2, 2, 2}, 2.0); // each rank of a group owns some
     DistributedDataParallel ddp{comm, params};
     ZeroRedundancyOptimizer zero{
-        comm, node, params, Owner{[&] { at(Point::in_step); }}, {.bucket_cap_bytes = 16}
+        comm, node, params, CallingRule{[&] { at(Point::in_step); }}, {.bucket_cap_bytes = 16}
     };
     Join guard{participants(ddp, zero), groups_of(comm)};
     for (int i = 0; i <= comm.rank(); ++i) {
@@ -546,26 +531,8 @@ void train_until(Comm& comm, Comm& node, Point point, int culprit, std::function
     guard.finish();
 }
 
-/// Calls run(world, point, culprit): groups of about half of the ranks, and the first, a middle or the last rank.
-template <class Run>
-void at_all_points(Run const& run) {
-    for (int const world : {2, 3, 4, 8}) {
-        for (Point const point : all_points) {
-            for (int const culprit : {0, world / 2, world - 1}) {
-                if (culprit == world / 2 && world != 8) {
-                    continue;
-                }
-                CAPTURE(world);
-                CAPTURE(static_cast<int>(point));
-                CAPTURE(culprit);
-                run(world, point, culprit);
-            }
-        }
-    }
-}
-
 TEST_CASE("a rank that throws at any point of hybrid sharding ends all ranks of all groups") {
-    at_all_points([](int world, Point point, int culprit) {
+    at_all(all_points, [](int world, Point point, int culprit) {
         auto const check = [&](auto& outer) {
             // The control communicator and the group have no abort in common.
             auto comm = outer.split(0, outer.rank());
@@ -600,7 +567,7 @@ TEST_CASE("a rank that throws at any point of hybrid sharding ends all ranks of 
 }
 
 TEST_CASE("a rank that dies at any point of hybrid sharding ends the other ranks of all groups") {
-    at_all_points([](int world, Point point, int culprit) {
+    at_all(all_points, [](int world, Point point, int culprit) {
         Shared<std::atomic<int>> told;
         auto const body = [&](joinable::ProcessCommunicator& comm) {
             auto node = comm.split(comm.rank() / ((world + 1) / 2), comm.rank());
@@ -629,7 +596,7 @@ TEST_CASE("a rank that throws in a step outside guards ends all groups") {
             }
         };
         ZeroRedundancyOptimizer zero{
-            comm, node, params, Owner{before_step}, {.bucket_cap_bytes = 16}
+            comm, node, params, CallingRule{before_step}, {.bucket_cap_bytes = 16}
         };
         std::string text;
         try {

@@ -8,12 +8,12 @@
 #include <csignal>
 #include <cstddef>
 #include <functional>
-#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/faults_in_groups.hpp>
 #include <support/linear_model.hpp>
 #include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
@@ -189,22 +189,6 @@ constexpr Point all_points[] = {
     Point::between_rounds, Point::in_pass_of_all, Point::in_pass_of_group, Point::in_step_of_group
 };
 
-/// A plain rule that calls a function whenever its owner steps.
-struct Owner {
-    std::function<void()> before_step;
-    double rate = 0.5;
-
-    double& settings() { return rate; }
-    void step(joinable::WholeParameter const& parameter) const {
-        before_step();
-        auto const value = parameter.value.as<double>();
-        auto const gradient = parameter.gradient.as<double>();
-        for (std::size_t k = 0; k < parameter.value.numel(); ++k) {
-            value(k) -= rate * gradient(k);
-        }
-    }
-};
-
 /// Rank r has r + 1 batches. The culprit calls fail() at a point of its last one, when lower ranks have joined.
 template <class Comm>
 void train_until(Comm& comm, Comm& group, Point point, int culprit, std::function<void()> fail) {
@@ -218,7 +202,7 @@ void train_until(Comm& comm, Comm& group, Point point, int culprit, std::functio
     auto expert = make_params<double>({2, 2, 2, 2}, 2.0); // each rank of a group owns some
     joinable::DistributedDataParallel of_all{comm, shared};
     joinable::DistributedDataParallel of_group{group, expert};
-    joinable::ZeroRedundancyOptimizer zero{group, expert, Owner{[&] {
+    joinable::ZeroRedundancyOptimizer zero{group, expert, CallingRule{[&] {
                                                at(Point::in_step_of_group);
                                            }}};
     joinable::Step step{comm, [] {}};
@@ -246,26 +230,8 @@ void train_until(Comm& comm, Comm& group, Point point, int culprit, std::functio
     guard.finish();
 }
 
-/// Calls run(world, point, culprit): two groups of about half of the ranks, and the first, a middle or the last rank.
-template <class Run>
-void at_all_points(std::initializer_list<int> worlds, Run const& run) {
-    for (int const world : worlds) {
-        for (Point const point : all_points) {
-            for (int const culprit : {0, world / 2, world - 1}) {
-                if (culprit == world / 2 && world != 8) {
-                    continue;
-                }
-                CAPTURE(world);
-                CAPTURE(static_cast<int>(point));
-                CAPTURE(culprit);
-                run(world, point, culprit);
-            }
-        }
-    }
-}
-
 TEST_CASE("a rank that throws at any point of groups whose optimizer is dealt out ends all ranks") {
-    at_all_points({2, 3, 4, 8}, [](int world, Point point, int culprit) {
+    at_all(all_points, [](int world, Point point, int culprit) {
         auto const check = [&](auto& outer) {
             // The control communicator and the group have no abort in common.
             auto comm = outer.split(0, outer.rank());
@@ -305,7 +271,7 @@ TEST_CASE("a rank that throws at any point of groups whose optimizer is dealt ou
 }
 
 TEST_CASE("a rank that dies at any point ends the other ranks of all groups") {
-    at_all_points({2, 3, 4, 8}, [](int world, Point point, int culprit) {
+    at_all(all_points, [](int world, Point point, int culprit) {
         Shared<std::atomic<int>> told;
         auto const body = [&](joinable::ProcessCommunicator& comm) {
             auto group = comm.split(comm.rank() / ((world + 1) / 2), comm.rank());

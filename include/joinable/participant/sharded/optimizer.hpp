@@ -238,11 +238,12 @@ public:
     /// Whether this rank's group is that of rank 0, of which a Checkpoint takes the state: other groups have the same.
     /// Collective.
     [[nodiscard]] bool writes_state() {
-        std::uint64_t has_first = comm_.rank() == 0 ? 1 : 0;
-        if (has_groups()) {
-            shard_words_.sum({&has_first, 1});
+        if (!has_groups()) {
+            return true;
         }
-        return !has_groups() || has_first != 0;
+        std::uint64_t has_first = comm_.rank() == 0 ? 1 : 0;
+        shard_words_.sum({&has_first, 1});
+        return has_first != 0;
     }
     [[nodiscard]] JoinState& join_state() noexcept { return join_state_; }
 

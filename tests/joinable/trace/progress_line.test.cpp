@@ -198,7 +198,9 @@ TEST_CASE("a file gets whole lines without control characters, a terminal one li
         REQUIRE(::unlockpt(terminal) == 0);
         {
             File const file{std::fopen(path.c_str(), "w"), &std::fclose};
-            File const tty{std::fopen(::ptsname(terminal), "w"), &std::fclose};
+            std::array<char, 64> name{}; // ptsname() answers all threads in the same place
+            REQUIRE(::ptsname_r(terminal, name.data(), name.size()) == 0);
+            File const tty{std::fopen(name.data(), "w"), &std::fclose};
             REQUIRE(file != nullptr);
             REQUIRE(tty != nullptr);
             ProgressLine to_file{comm, file.get(), screen.options({})};

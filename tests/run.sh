@@ -42,7 +42,7 @@ build_and_test() { # preset [arguments of cmake]
         echo "the line of each test goes to build/$1/tests.log"
         show="report build/$1/tests.log"
     fi
-    ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j $((2 * $(nproc))) | $show # half of their time is waiting
+    ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j $((3 * $(nproc))) | $show # half of their time is waiting
 }
 
 $all || echo "this takes some ten minutes on two cores, half of them to compile; when run again, only what has changed"

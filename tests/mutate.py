@@ -3469,6 +3469,21 @@ MUTATIONS = [
         "if (auto difference = counts.difference()) {", "if (auto difference = std::optional<AbortReason>{}) {", "communicator/any/communicator.test.cpp", "tables of counts*",
     ),
     Mutation(
+        "any-transport-can-split", "communicator/detail/can_split.hpp",
+        "return comm.can_split();", "return has_split<Comm>;",
+        "communicator/hierarchical/split.test.cpp", "if the leaders cannot*",
+    ),
+    Mutation(
+        "any-transport-has-deadlines", "communicator/control.hpp",
+        "if constexpr (requires { comm_.exchange_deadline(deadline); }) {", "if constexpr (false) {",
+        "communicator/hierarchical/split.test.cpp", "a level without deadlines*",
+    ),
+    Mutation(
+        "any-transport-renews-deadlines", "communicator/control.hpp",
+        "            return comm_.keep_alive();", "            comm_.keep_alive();",
+        "communicator/any/communicator.test.cpp", "a guard says what*",
+    ),
+    Mutation(
         "guards-do-not-see-through-any-transport", "communicator/communicator.hpp",
         "return comm.identity();", "return std::addressof(comm);",
         "communicator/any/communicator.test.cpp", "a guard knows the communicator*",

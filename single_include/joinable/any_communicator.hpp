@@ -191,6 +191,33 @@ by_members(Comm& comm, Request const& request, Run const& run, Lacks const& lack
 
 #endif
 
+// ---- joinable/communicator/detail/can_split.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_CAN_SPLIT_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_CAN_SPLIT_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <class C>
+concept says_whether_it_splits = requires(C const& comm) {
+    { comm.can_split() } -> std::same_as<bool>;
+};
+
+/// Whether it has split(), and its transport too, if it stands for one that is known when the program runs. Local, the
+/// same on all ranks.
+template <Communicator Comm>
+[[nodiscard]] bool can_split(Comm const& comm) {
+    if constexpr (says_whether_it_splits<Comm>) {
+        return comm.can_split();
+    } else {
+        return has_split<Comm>;
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/detail/requested_checks.hpp
 
 #ifndef JOINABLE_DETAIL_REQUESTED_CHECKS_HPP_PART_1
@@ -767,7 +794,7 @@ public:
         }
     }
     [[nodiscard]] bool can_split() const override {
-        return has_split<Comm> || communicator().size() == 1;
+        return detail::can_split(communicator()) || communicator().size() == 1;
     }
     [[nodiscard]] bool sums_pieces() const noexcept override {
         return detail::sums_pieces(communicator());
@@ -927,6 +954,8 @@ public:
     [[nodiscard]] BasicAnyCommunicator split(int color, int key) {
         return BasicAnyCommunicator{comm_->split(color, key)};
     }
+    /// Local, the same on all ranks. Whether the transport can.
+    [[nodiscard]] bool can_split() const { return comm_->can_split(); }
 
     /// Local. See Aborts and TellsReason.
     void abort(AbortReason const& reason) { comm_->abort(reason); }
@@ -937,14 +966,18 @@ public:
     /// Local. See HasDeadline.
     /// @throws ContractViolation  the transport has none.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        auto const before = comm_->exchange_deadline(deadline);
+        auto const before = exchange_deadline(deadline);
         if (!before) {
             detail::lacks(transport(), "deadlines");
         }
         return *before;
     }
-    /// Local. See RenewsDeadline. Does nothing if the transport cannot renew deadlines.
-    void keep_alive() { comm_->keep_alive(); }
+    /// Local. The same for callers that can do without: nothing if the transport has none.
+    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline) {
+        return comm_->exchange_deadline(deadline);
+    }
+    /// Local. See RenewsDeadline. Does nothing, and returns false, if the transport cannot renew deadlines.
+    bool keep_alive() { return comm_->keep_alive(); }
     /// Local. Empty if the transport does not report them.
     [[nodiscard]] std::vector<int> missing_ranks() const { return comm_->missing_ranks(); }
 

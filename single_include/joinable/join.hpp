@@ -9610,14 +9610,15 @@ public:
     [[nodiscard]] bool is_aborted() override {
         if constexpr (Aborts<Comm>) {
             return comm_.is_aborted();
-        } else {
-            return false;
         }
+        return false;
     }
     [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
 
     bool keep_alive() override {
-        if constexpr (RenewsDeadline<Comm>) {
+        if constexpr (requires { bool{comm_.keep_alive()}; }) { // whether it did anything
+            return comm_.keep_alive();
+        } else if constexpr (RenewsDeadline<Comm>) {
             comm_.keep_alive();
         }
         return RenewsDeadline<Comm>;
@@ -9625,11 +9626,12 @@ public:
 
     std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
     ) override {
-        if constexpr (HasDeadline<Comm>) {
+        if constexpr (requires { comm_.exchange_deadline(deadline); }) {
+            return comm_.exchange_deadline(deadline);
+        } else if constexpr (HasDeadline<Comm>) {
             return comm_.set_deadline(deadline);
-        } else {
-            return {};
         }
+        return {};
     }
 
 protected:

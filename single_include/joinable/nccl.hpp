@@ -9,6 +9,7 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -170,6 +171,33 @@ check_device_memory(ConstBuffer buffer, cudaPointerAttributes const& found, int 
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/communicator/detail/can_split.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_CAN_SPLIT_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_CAN_SPLIT_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <class C>
+concept says_whether_it_splits = requires(C const& comm) {
+    { comm.can_split() } -> std::same_as<bool>;
+};
+
+/// Whether it has split(), and its transport too, if it stands for one that is known when the program runs. Local, the
+/// same on all ranks.
+template <Communicator Comm>
+[[nodiscard]] bool can_split(Comm const& comm) {
+    if constexpr (says_whether_it_splits<Comm>) {
+        return comm.can_split();
+    } else {
+        return has_split<Comm>;
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/nccl/detail/control.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -183,7 +211,7 @@ public:
 
     /// Memory that all ranks share; empty if that is not supported, or they are on several machines.
     [[nodiscard]] virtual Arena share(std::size_t bytes) = 0;
-    [[nodiscard]] virtual bool can_split() const noexcept = 0;
+    [[nodiscard]] virtual bool can_split() const = 0;
     /// Null if that is not supported.
     [[nodiscard]] virtual std::unique_ptr<NcclControl> split(int color, int key) = 0;
 
@@ -222,7 +250,9 @@ public:
         }
         return {};
     }
-    [[nodiscard]] bool can_split() const noexcept override { return Splits<Comm>; }
+    [[nodiscard]] bool can_split() const override {
+        return detail::can_split(this->communicator());
+    }
     [[nodiscard]] std::unique_ptr<NcclControl> split(int color, int key) override {
         if constexpr (Splits<Comm>) {
             auto const make = [&] { return this->communicator().split(color, key); };
@@ -2631,13 +2661,13 @@ public:
     /// then by their rank here. The group inherits deadline, stream and options. Aborting this
     /// communicator aborts the group, but not the reverse, if the control communicator works that
     /// way.
-    /// @throws ContractViolation  the control communicator does not model Splits.
+    /// @throws ContractViolation  the control communicator does not model Splits, or its transport cannot.
     [[nodiscard]] NcclCommunicator split(int color, int key) {
         detail::check_color(color);
         if (!rank_.control().can_split()) {
             throw ContractViolation{
-                "an NCCL communicator splits with its control communicator, but that has no member "
-                "'split(int color, int key)'; use one that models Splits"
+                "an NCCL communicator splits with its control communicator, but that has no 'split(int color, "
+                "int key)', or its transport has none; use one that models Splits"
             };
         }
         rank_.begin_call();

@@ -18,6 +18,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/control.hpp>
 #include <joinable/communicator/detail/by_members.hpp>
+#include <joinable/communicator/detail/can_split.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/comparison.hpp>
@@ -121,7 +122,7 @@ public:
         }
     }
     [[nodiscard]] bool can_split() const override {
-        return has_split<Comm> || communicator().size() == 1;
+        return detail::can_split(communicator()) || communicator().size() == 1;
     }
     [[nodiscard]] bool sums_pieces() const noexcept override {
         return detail::sums_pieces(communicator());
@@ -281,6 +282,8 @@ public:
     [[nodiscard]] BasicAnyCommunicator split(int color, int key) {
         return BasicAnyCommunicator{comm_->split(color, key)};
     }
+    /// Local, the same on all ranks. Whether the transport can.
+    [[nodiscard]] bool can_split() const { return comm_->can_split(); }
 
     /// Local. See Aborts and TellsReason.
     void abort(AbortReason const& reason) { comm_->abort(reason); }
@@ -291,14 +294,18 @@ public:
     /// Local. See HasDeadline.
     /// @throws ContractViolation  the transport has none.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
-        auto const before = comm_->exchange_deadline(deadline);
+        auto const before = exchange_deadline(deadline);
         if (!before) {
             detail::lacks(transport(), "deadlines");
         }
         return *before;
     }
-    /// Local. See RenewsDeadline. Does nothing if the transport cannot renew deadlines.
-    void keep_alive() { comm_->keep_alive(); }
+    /// Local. The same for callers that can do without: nothing if the transport has none.
+    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline) {
+        return comm_->exchange_deadline(deadline);
+    }
+    /// Local. See RenewsDeadline. Does nothing, and returns false, if the transport cannot renew deadlines.
+    bool keep_alive() { return comm_->keep_alive(); }
     /// Local. Empty if the transport does not report them.
     [[nodiscard]] std::vector<int> missing_ranks() const { return comm_->missing_ranks(); }
 

@@ -92,13 +92,13 @@ public:
     /// then by their rank here. The group inherits deadline, stream and options. Aborting this
     /// communicator aborts the group, but not the reverse, if the control communicator works that
     /// way.
-    /// @throws ContractViolation  the control communicator does not model Splits.
+    /// @throws ContractViolation  the control communicator does not model Splits, or its transport cannot.
     [[nodiscard]] NcclCommunicator split(int color, int key) {
         detail::check_color(color);
         if (!rank_.control().can_split()) {
             throw ContractViolation{
-                "an NCCL communicator splits with its control communicator, but that has no member "
-                "'split(int color, int key)'; use one that models Splits"
+                "an NCCL communicator splits with its control communicator, but that has no 'split(int color, "
+                "int key)', or its transport has none; use one that models Splits"
             };
         }
         rank_.begin_call();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/house_communicator.hpp>
 #include <support/linear_model.hpp>
 #include <support/ranks.hpp>
 #include <support/thrown_by.hpp>
@@ -38,22 +39,6 @@ using joinable::Mismatch;
 using joinable::ReduceOp;
 using joinable::ThreadCommunicator;
 
-/// A communicator of a house engine: the least that an AnyCommunicator takes.
-class HouseCommunicator {
-public:
-    explicit HouseCommunicator(ThreadCommunicator& comm) : comm_{comm} {}
-    [[nodiscard]] int rank() const { return comm_.rank(); }
-    [[nodiscard]] int size() const { return comm_.size(); }
-    auto all_reduce(Buffer buffer, ReduceOp op) { return comm_.all_reduce(buffer, op); }
-    auto broadcast(Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
-    void barrier() { comm_.barrier(); }
-    void abort(AbortReason const& reason) { comm_.abort(reason); }
-    [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
-    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return comm_.abort_reason(); }
-
-private:
-    ThreadCommunicator& comm_;
-};
 static_assert(!joinable::AllGathers<HouseCommunicator> && !joinable::HasDeadline<HouseCommunicator>);
 static_assert(joinable::ScalesScatteredSums<AnyCommunicator> && joinable::AllToAlls<AnyCommunicator>);
 static_assert(joinable::SendsAndReceives<AnyCommunicator> && joinable::Splits<AnyCommunicator>);
@@ -275,9 +260,35 @@ TEST_CASE("what a transport lacks beside collectives is refused with its name") 
         CHECK_THROWS_AS((void)comm.send(buffer, 0), ContractViolation);
         CHECK_THROWS_AS((void)comm.receive(buffer, 0), ContractViolation);
         CHECK_THROWS_AS(comm.set_deadline(std::chrono::seconds{1}), ContractViolation);
-        CHECK_NOTHROW(comm.keep_alive()); // nobody's deadline is renewed
+        CHECK(!comm.keep_alive()); // nobody's deadline is renewed
+        CHECK(comm.can_split() == (comm.size() == 1));
         CHECK(comm.missing_ranks().empty());
         comm.barrier();
+    });
+}
+
+TEST_CASE("a guard says what the transport behind it lacks") {
+    run_ranks({1, 2}, [](ThreadCommunicator& inner) {
+        HouseCommunicator house{inner};
+        AnyCommunicator comm{house};
+        joinable::Step step{comm, [] {}};
+        auto const enter = [&] {
+            joinable::Join guard{
+                joinable::participants(step), {.timeout = std::chrono::seconds{1}}
+            };
+        };
+        CHECK_THROWS_WITH_AS(
+            enter(),
+            "JoinOptions::timeout needs communicators that have set_deadline()",
+            ContractViolation
+        );
+        joinable::Join guard{joinable::participants(step)};
+        CHECK_THROWS_WITH_AS(
+            guard.keep_alive(),
+            "Join::keep_alive() needs a control communicator that has keep_alive() (see RenewsDeadline)",
+            ContractViolation
+        );
+        guard.finish();
     });
 }
 

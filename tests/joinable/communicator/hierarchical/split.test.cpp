@@ -13,10 +13,12 @@
 
 #include <doctest/doctest.h>
 #include <support/closed_forms.hpp>
+#include <support/house_communicator.hpp>
 #include <support/machines.hpp>
 #include <support/tcp_ranks.hpp>
 #include <support/wait_until.hpp>
 
+#include <joinable/any_communicator.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/error.hpp>
 #include <joinable/hierarchical.hpp>
@@ -142,7 +144,7 @@ TEST_CASE("a group of machines inherits the deadline and whether ranks compare")
 }
 
 TEST_CASE("if the leaders cannot be split, all ranks are told, and go on") {
-    run_tcp_threads(2, [](joinable::TcpCommunicator& across) {
+    auto const is_refused = []<class Across>(Across& across) {
         joinable::run_threads(2, [&](ThreadCommunicator& local) {
             joinable::HierarchicalCommunicator comm{local, local.rank() == 0 ? &across : nullptr};
             CHECK_THROWS_WITH_AS(
@@ -152,6 +154,22 @@ TEST_CASE("if the leaders cannot be split, all ranks are told, and go on") {
                 joinable::ContractViolation
             );
             CHECK(sum_of_ones(comm) == 4);
+        });
+    };
+    run_tcp_threads(2, [&](joinable::TcpCommunicator& across) {
+        is_refused(across);
+        joinable::AnyCommunicator of_any{across}; // whose type has split()
+        is_refused(of_any);
+    });
+}
+
+TEST_CASE("a level without deadlines stays one behind an AnyCommunicator") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& hosts) {
+        HouseCommunicator house{hosts};
+        joinable::AnyCommunicator across{house};
+        joinable::run_threads(2, [&](ThreadCommunicator& local) {
+            joinable::HierarchicalCommunicator comm{local, local.rank() == 0 ? &across : nullptr};
+            CHECK(sum_of_ones(comm) == 2 * hosts.size());
         });
     });
 }

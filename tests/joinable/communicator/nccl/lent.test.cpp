@@ -14,10 +14,12 @@
 #include <doctest/doctest.h>
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_nccl/memory.hpp>
+#include <support/house_communicator.hpp>
 #include <support/meeting.hpp>
 #include <support/nccl_ranks.hpp>
 #include <support/wait_until.hpp>
 
+#include <joinable/any_communicator.hpp>
 #include <joinable/communicator/self.hpp>
 #include <joinable/communicator/shared_memory/process.hpp>
 
@@ -380,6 +382,23 @@ TEST_CASE("a control communicator that cannot split is said to be why") {
         Contains("use one that models Splits"),
         joinable::ContractViolation
     );
+}
+
+TEST_CASE(
+    "a control communicator whose transport has no split() and no deadlines is used for what it has"
+) {
+    run_ranks({2, 4}, [](joinable::ThreadCommunicator& threads) {
+        HouseCommunicator house{threads};
+        joinable::AnyCommunicator hosts{house};
+        NcclCommunicator comm{hosts};
+        comm.barrier();
+        CHECK_THROWS_WITH_AS(
+            static_cast<void>(comm.split(0, 0)),
+            Contains("or its transport has none"),
+            joinable::ContractViolation
+        );
+        comm.barrier();
+    });
 }
 
 TEST_CASE("ranks find each other and their devices from their environment") {

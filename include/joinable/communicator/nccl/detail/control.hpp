@@ -11,6 +11,7 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/control.hpp>
+#include <joinable/communicator/detail/can_split.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
 
@@ -25,7 +26,7 @@ public:
 
     /// Memory that all ranks share; empty if that is not supported, or they are on several machines.
     [[nodiscard]] virtual Arena share(std::size_t bytes) = 0;
-    [[nodiscard]] virtual bool can_split() const noexcept = 0;
+    [[nodiscard]] virtual bool can_split() const = 0;
     /// Null if that is not supported.
     [[nodiscard]] virtual std::unique_ptr<NcclControl> split(int color, int key) = 0;
 
@@ -64,7 +65,9 @@ public:
         }
         return {};
     }
-    [[nodiscard]] bool can_split() const noexcept override { return Splits<Comm>; }
+    [[nodiscard]] bool can_split() const override {
+        return detail::can_split(this->communicator());
+    }
     [[nodiscard]] std::unique_ptr<NcclControl> split(int color, int key) override {
         if constexpr (Splits<Comm>) {
             auto const make = [&] { return this->communicator().split(color, key); };

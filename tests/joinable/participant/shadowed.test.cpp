@@ -973,7 +973,6 @@ TEST_CASE("passes whose end joined ranks would not hear of are refused") {
 TEST_CASE("a pass that is ended twice is refused at once, though joined ranks follow no pass then"
 ) {
     check_refused({2, 3, 4}, "finalize_backward() without", [](RankCommunicator& comm) {
-        comm.set_deadline(std::chrono::seconds{2});
         Model model{comm};
         Join guard{participants(model.ddp)};
         for (std::size_t input = 0; input < uneven(comm); ++input) {

@@ -62,11 +62,13 @@ SharedObject older_notice(std::string const& job) {
 TEST_CASE("a rank 0 that fails before it has a table of ranks is named on the others at once") {
     for (int const world : {2, 4}) {
         std::string const job = fresh_job();
+        Shared<std::atomic<int>> begun;
         Shared<std::atomic<int>> heard;
         Processes processes;
         auto const start = Clock::now();
         for (int rank = world - 1; rank > 0; --rank) {
             processes.start([&] {
+                ++*begun;
                 try {
                     attach(rank, world, job);
                 } catch (PeerFailed const& error) {
@@ -83,7 +85,8 @@ TEST_CASE("a rank 0 that fails before it has a table of ranks is named on the ot
             });
         }
         processes.start([&] {
-            allow_no_table(); // whose signal would end this process
+            allow_no_table();              // whose signal would end this process
+            wait_until(*begun, world - 1); // rank 0 tells it for 2 s
             std::string text;
             try {
                 attach(0, world, job);

@@ -288,15 +288,6 @@ TEST_CASE("beside nearly as many ranks as files, strangers keep no core of rank 
     CHECK(processes.wait() == 0);
 }
 
-/// How many files this process has open, of the first 64.
-int open_files() {
-    int open = 0;
-    for (int file = 0; file < 64; ++file) {
-        open += ::fcntl(file, F_GETFD) == -1 ? 0 : 1;
-    }
-    return open;
-}
-
 TEST_CASE(
     "a rank 0 that has no file left for a rank says so, not that the rank did not come" *
     doctest::skip(under_sanitizer) // which opens files itself
@@ -309,28 +300,25 @@ TEST_CASE(
         at.sin_family = AF_INET;
         at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         at.sin_port = htons(listener.port());
-        int const before = open_files();
-        std::jthread const meanwhile{[&] {
-            auto const end = std::chrono::steady_clock::now() + 30s;
-            TcpJob const other{4, "another job", "of the test"};
-            CHECK_THROWS_AS( // rank 0 answers, so it has passed the check of its constructor
-                (void
-                )joinable::detail::connect_rank(1, other, "127.0.0.1", ntohs(at.sin_port), end),
-                ContractViolation
-            );
-            int const late = ::socket(AF_INET, SOCK_STREAM, 0);
-            wait_until([&] { return open_files() == before + 3; }); // with rank 0's own two
-            leave_files(0);
-            CHECK(::connect(late, reinterpret_cast<sockaddr const*>(&at), sizeof at) == 0);
-        }};
+        bool is_full = false;
+        auto const fill = [&]() -> std::optional<joinable::AbortReason> {
+            if (!std::exchange(is_full, true)) { // rank 0 waits: it has passed the check of its hub
+                int const late = ::socket(AF_INET, SOCK_STREAM, 0);
+                leave_files(0);
+                CHECK(::connect(late, reinterpret_cast<sockaddr const*>(&at), sizeof at) == 0);
+            }
+            return std::nullopt;
+        };
         std::string text;
         try {
-            TcpCommunicator::attach(std::move(listener), tcp_options(0, 4, 2s));
+            joinable::detail::TcpEnd const end{
+                tcp_options(0, 4, 100ms), std::move(listener), {.hear = fill}
+            };
         } catch (joinable::TimedOut const& error) {
             text = error.what();
         }
         CHECK(
-            text == "rank 0 could not accept the connections of ranks 1, 2 and 3 within 2 s: too "
+            text == "rank 0 could not accept the connections of ranks 1, 2 and 3 within 0.1 s: too "
                     "many open files: raise its limit of them (ulimit -n)"
         );
     });
@@ -721,8 +709,8 @@ TEST_CASE("addresses may be names, of IPv6, or of all interfaces") {
 
 TEST_CASE("the port is free once all have come, although a process that was forked before lives on"
 ) {
-    TcpListener listener{"127.0.0.1"};
-    std::uint16_t const port = listener.port();
+    FreePort const free; // which no other process takes meanwhile
+    TcpListener listener{"127.0.0.1", free.number()};
     pid_t const helper = ::fork();
     if (helper == 0) {
         ::alarm(60);
@@ -732,7 +720,7 @@ TEST_CASE("the port is free once all have come, although a process that was fork
     }
     TcpCommunicator comm = TcpCommunicator::attach(std::move(listener), tcp_options(0, 1));
     comm.barrier();
-    CHECK_NOTHROW(TcpListener("127.0.0.1", port));
+    CHECK_NOTHROW(TcpListener("127.0.0.1", free.number()));
     ::kill(helper, SIGKILL);
     ::waitpid(helper, nullptr, 0);
 }

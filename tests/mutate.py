@@ -1882,6 +1882,16 @@ MUTATIONS = [
         "participant/refresh.test.cpp", "a layer that replaces one*",
     ),
     Mutation(
+        "memory-that-a-value-has-left-names-it", "participant/detail/relisted.hpp",
+        "value != nullptr && is_at(value, i)", "value != nullptr",
+        "participant/refresh_sharded.test.cpp", "a parameter whose value lies where*",
+    ),
+    Mutation(
+        "what-lies-where-another-value-was-is-not-sent", "participant/detail/relisted.hpp",
+        " && before.parameters()[i].value().data() == address;", ";",
+        "participant/refresh.test.cpp", "a parameter whose value lies where*",
+    ),
+    Mutation(
         "refresh-looks-where-values-were-given", "participant/sharded/optimizer.hpp",
         "list_given(given_[k], group.parameters); // they", "; // they",
         "participant/refresh_sharded.test.cpp", "state follows parameters without names*",

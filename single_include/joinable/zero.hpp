@@ -3015,7 +3015,7 @@ class Relisted {
 public:
     Relisted() = default;
     /// A parameter is the first one of the same name that no other one is. Without a name it is the one whose value is
-    /// at the same address. With `same_objects` the lists are the same.
+    /// at the same address, unless that one has other memory now. With `same_objects` the lists are the same.
     Relisted(ListedModel const& before, ParameterList const& now, bool same_objects);
 
     [[nodiscard]] std::size_t size() const noexcept { return was_.size(); }
@@ -3054,10 +3054,14 @@ inline Relisted::Relisted(ListedModel const& before, ParameterList const& now, b
     std::map<std::string, std::queue<std::size_t>, std::less<>> by_name;
     std::unordered_map<void const*, std::size_t> by_value;
     auto const& identities = before.identities();
+    // Memory that a value has left may be another one's.
+    auto const is_at = [&](void const* address, std::size_t i) {
+        return address == identities[i].value && before.parameters()[i].value().data() == address;
+    };
     for (std::size_t i = 0; i < identities.size(); ++i) {
         if (auto const& [name, value] = identities[i]; !name.empty()) {
             by_name[name].push(i);
-        } else if (value != nullptr) {
+        } else if (value != nullptr && is_at(value, i)) {
             by_value.emplace(value, i);
         }
     }
@@ -3078,7 +3082,7 @@ inline Relisted::Relisted(ListedModel const& before, ParameterList const& now, b
             ParameterState const& listed = before.listed()[*was_[i]];
             bool const is_alike =
                 listed.dtype == value.dtype() && listed.extents == value.extents();
-            bool const is_there = same_objects || value.data() == identities[*was_[i]].value;
+            bool const is_there = same_objects || is_at(value.data(), *was_[i]);
             was_trained_[i] = is_alike && listed.requires_grad;
             is_equal_[i] =
                 is_alike && is_there && (listed.requires_grad || !now[i].requires_grad());
@@ -7869,7 +7873,7 @@ public:
     /// Ranks compare what the constructor compares. Parameters that are new or newly trained take rank 0's values, and their
     /// state begins anew. That of others moves to its new owners, by way of rank 0, whose host memory holds all of it
     /// meanwhile. A parameter is the one of the same name in its group, or, without a name, the one whose value is at the
-    /// same address; with another dtype it is a new one. What is frozen now loses its state. Those that were listed before
+    /// same address, unless that one has other memory now; with another dtype it is a new one. What is frozen now loses its state. Those that were listed before
     /// must exist until this returns; one that is left out while its gradient (or, with parameters_as_bucket_view, its value)
     /// lies in a bucket must live as long as this object.
     /// @throws ContractViolation  in a guard; gradients hold batches that no round has reduced, and are not all absent or

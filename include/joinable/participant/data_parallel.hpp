@@ -176,7 +176,7 @@ public:
     /// Ranks compare what the constructor compares. With sync_at_start, parameters that are new or newly trained take
     /// rank 0's values, and so do the buffers that are given. Buckets are cut anew, by the options and the reduction of the constructor;
     /// orders and a static graph that were recorded are forgotten. A parameter is the one of the same name, or, without a
-    /// name, the one whose value is at the same address: what a reduction keeps of it moves along, if dtype and extents
+    /// name, the one whose value is at the same address, unless that one has other memory now: what a reduction keeps of it moves along, if dtype and extents
     /// are the same, and is dropped where it is not trained any more. Attached state stays. Those that were listed before
     /// must exist until this returns; one that is left out while its gradient (or, with parameters_as_bucket_view, its
     /// value) lies in a bucket must live as long as this object. A gradient that lies in a bucket stays readable where it

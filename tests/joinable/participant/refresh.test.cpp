@@ -3,6 +3,7 @@
 // that does the same at the same step, and a refused refresh leaves the model as it was.
 #include <joinable/refresh.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <deque>
@@ -320,6 +321,21 @@ TEST_CASE("a parameter is known by its name, and without one by where its value 
             ddp.refresh();
             CHECK(params[0].value[3] == 5.0);
             CHECK(params.back().value[0] == 10.0 * comm.rank());
+        }
+    });
+}
+
+TEST_CASE("a parameter whose value lies where another one's was takes rank 0's values") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (bool const has_names : {true, false}) {
+            Param<double> first{2, 1.0};
+            Param<double> second{2};
+            first.name = second.name = has_names ? "body" : "";
+            DistributedDataParallel ddp{comm, std::vector{&first}};
+            second.value.swap(first.value); // the first one has other memory now
+            std::fill(second.value.begin(), second.value.end(), comm.rank() + 5.0);
+            ddp.refresh(has_names ? std::vector{&second} : std::vector{&first, &second});
+            CHECK(second.value == std::vector<double>(2, 5.0));
         }
     });
 }

@@ -3,6 +3,7 @@
 // owners, and trainings equal a serial one in double that does the same at the same step.
 #include <joinable/zero.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -408,6 +409,61 @@ TEST_CASE("state follows parameters without names whose values lie in buckets") 
             zero.step();
             zero.refresh(params); // at another address than when they were given
             CHECK(params[2].value.as<double>()(4) == value);
+        }
+    });
+}
+
+/// Lists a parameter without a name, gives it other memory after a step, and lists another one in what it has left.
+template <class Make, class Step>
+void take_memory_of_another(RankCommunicator& comm, Make const& make, Step const& step) {
+    Param<double> first{2, 1.0};
+    Param<double> second{2};
+    std::vector<Param<double>*> listed{&first};
+    auto trained = make(listed);
+    step(trained, listed); // its velocity is 1
+    second.value.swap(first.value);
+    std::fill(second.value.begin(), second.value.end(), comm.rank() + 5.0);
+    listed.push_back(&second);
+    trained.refresh(listed);
+    step(trained, listed);
+    CHECK(second.value == std::vector<double>(2, 5.0 - 0.25));
+}
+
+TEST_CASE("a parameter whose value lies where another one's was gets none of its state") {
+    Sgd const sgd{.learning_rate = 0.25, .momentum = 0.5};
+    auto const give_ones = [](std::vector<Param<double>*> const& listed) {
+        for (Param<double>* param : listed) {
+            param->g(0) = param->g(1) = 1.0;
+        }
+    };
+    over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+        take_memory_of_another(
+            comm,
+            [&](auto const& listed) {
+                return ZeroRedundancyOptimizer{comm, listed, sgd, {.reduces_gradients = true}};
+            },
+            [&](auto& zero, auto const& listed) {
+                give_ones(listed);
+                zero.step();
+            }
+        );
+        for (Sharding const sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
+            take_memory_of_another(
+                comm,
+                [&](auto const& listed) {
+                    return ShardedDataParallel{comm, listed, sgd, {.sharding = sharding}};
+                },
+                [&](auto& model, auto const& listed) {
+                    model.forward([] {});
+                    model.backward([&](auto ready) {
+                        give_ones(listed);
+                        for (std::size_t i = listed.size(); i-- > 0;) {
+                            ready(i);
+                        }
+                    });
+                    model.step();
+                }
+            );
         }
     });
 }

@@ -122,7 +122,7 @@ public:
     /// Ranks compare what the constructor compares. Parameters that are new or newly trained take rank 0's values, and their
     /// state begins anew. That of others moves to its new owners, by way of rank 0, whose host memory holds all of it
     /// meanwhile. A parameter is the one of the same name in its group, or, without a name, the one whose value is at the
-    /// same address; with another dtype it is a new one. What is frozen now loses its state. Those that were listed before
+    /// same address, unless that one has other memory now; with another dtype it is a new one. What is frozen now loses its state. Those that were listed before
     /// must exist until this returns; one that is left out while its gradient (or, with parameters_as_bucket_view, its value)
     /// lies in a bucket must live as long as this object.
     /// @throws ContractViolation  in a guard; gradients hold batches that no round has reduced, and are not all absent or

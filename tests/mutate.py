@@ -717,6 +717,21 @@ MUTATIONS = [
         "interop/torch_module.test.cpp", "what options.ignore names*",
     ),
     Mutation(
+        "joined-ranks-drop-what-they-accumulated-of-ignored", "interop/torch.hpp",
+        "if (round.will_sync() && !round.contributes()) {", "if (round.will_sync()) {",
+        "interop/torch_module.test.cpp", "a joined rank keeps what*",
+    ),
+    Mutation(
+        "rounds-that-do-not-sync-drop-ignored-gradients", "interop/torch.hpp",
+        "if (round.will_sync() && !round.contributes()) {", "if (!round.contributes()) {",
+        "interop/torch_module.test.cpp", "a joined rank keeps what*",
+    ),
+    Mutation(
+        "joined-ranks-step-ignored-gradients-again", "interop/torch.hpp",
+        "if (round.will_sync() && !round.contributes()) {", "if (false) {",
+        "interop/torch_module.test.cpp", "a joined rank keeps what*",
+    ),
+    Mutation(
         "names-to-ignore-may-name-nothing", "interop/torch.hpp",
         "        if (!is_found) {", "        if (false && !is_found) {",
         "interop/torch_module.test.cpp", "a name of nothing*",

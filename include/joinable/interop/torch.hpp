@@ -1214,7 +1214,9 @@ public:
 
         void main_hook(Round const& round) {
             shadowed_ += round.will_sync() && round.phase() == Phase::train ? 1U : 0U;
-            ddp_.drop_ignored_gradients();
+            if (round.will_sync() && !round.contributes()) {
+                ddp_.drop_ignored_gradients();
+            }
             Base::Hook::main_hook(round);
         }
         void post_hook(JoinResult const& result) {
@@ -1286,7 +1288,8 @@ private:
         ));
     }
 
-    /// Optimizers of joined ranks pass over parameters without a gradient, and would step by an old one.
+    /// Optimizers of joined ranks pass over parameters without a gradient, and would step by an old one. What a rank
+    /// accumulated before it joined is stepped with the round that takes it.
     void drop_ignored_gradients() {
         if (std::vector<std::string> const& ignore = this->ignore_; !ignore.empty()) {
             for (auto const& item : this->module_.named_parameters()) {

@@ -123,6 +123,46 @@ TEST_CASE("what options.ignore names stays each rank's own, and the rest is aver
     }
 }
 
+TEST_CASE("a joined rank keeps what it accumulated for ignored parameters until it is stepped, once"
+) {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        TwoParts model{comm.rank()};
+        torch::optim::SGD optimizer{model->parameters(), torch::optim::SGDOptions{0.5}};
+        joinable::torch::DistributedDataParallel ddp{comm, model, {.ignore = {"head.*", "kept"}}};
+        joinable::torch::Step step{comm, optimizer};
+        Tensor const inputs = torch::ones({1, 1}, torch::kDouble);
+        int const is_odd = comm.rank() % 2;
+        auto const epoch = [&](int batches) {
+            joinable::Join join{joinable::participants(ddp, step), {.sync_every = 4}};
+            for (int batch = 1; batch <= batches; ++batch) {
+                ddp.forward(inputs).sum().backward();
+                if (batch % 4 == 0) {
+                    step.step();
+                    optimizer.zero_grad();
+                }
+            }
+            if (is_odd == 0) { // the others have joined
+                torch::NoGradGuard const no_graph;
+                static_cast<void>(ddp.forward(inputs));
+            }
+            join.finish();
+        };
+        double const odd = comm.size() / 2; // ranks
+        epoch(is_odd != 0 ? 3 : 8);         // the second window of odd ranks is empty
+        double const body = 1 - 0.5 * (8 - 5 * odd / comm.size());
+        CHECK(number(model->body->weight) == doctest::Approx(body).epsilon(1e-14));
+        CHECK(number(model->head->weight) == 1 + comm.rank() - 0.5 * (is_odd != 0 ? 3 : 8));
+        optimizer.zero_grad();
+        epoch(is_odd != 0 ? 1 : 2); // no round syncs
+        epoch(4);                   // goes on with what they hold
+        CHECK(
+            number(model->body->weight) ==
+            doctest::Approx(body - 0.5 * (6 - odd / comm.size())).epsilon(1e-14)
+        );
+        CHECK(number(model->head->weight) == 1 + comm.rank() - 0.5 * (is_odd != 0 ? 3 + 5 : 8 + 6));
+    });
+}
+
 TEST_CASE("a name of nothing is refused with near names, and the others learn of it") {
     run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
         TwoParts model{comm.rank()};

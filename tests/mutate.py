@@ -1216,6 +1216,17 @@ MUTATIONS = [
         "checkpoint/reductions.test.cpp", "a file of another reduction*",
     ),
     Mutation(
+        "files-have-the-parameters-of-the-first-listing", "checkpoint/checkpoint.hpp",
+        "before this rank may throw\n            list_parameters();", "before this rank may throw\n"
+        "            if (zero_.groups().empty()) {\n                list_parameters();\n            }",
+        "checkpoint/reductions.test.cpp", "a checkpoint of a model that was refreshed*",
+    ),
+    Mutation(
+        "values-are-read-into-the-parameters-of-the-last-file", "checkpoint/checkpoint.hpp",
+        "        list_parameters();\n        wait_for_work();", "        wait_for_work();",
+        "checkpoint/reductions.test.cpp", "a checkpoint of a model that was refreshed*",
+    ),
+    Mutation(
         "a-parameter-that-no-file-has", "checkpoint/checkpoint.hpp",
         "!values.contains(value.data())", "false",
         "checkpoint/reductions.test.cpp", "a model whose optimizer*",

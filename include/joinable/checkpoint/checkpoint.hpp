@@ -70,8 +70,10 @@ struct NoRule {
 template <class Comm>
 class NoOptimizer {
 public:
-    NoOptimizer(Comm& comm, JoinState& state, ParameterList parameters)
-        : comm_{comm}, state_{state}, groups_(1) {
+    NoOptimizer(Comm& comm, JoinState& state) : comm_{comm}, state_{state} {}
+
+    void list(ParameterList parameters) {
+        groups_ = std::vector<ShardGroup>(1);
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             groups_[0].frozen.push_back(i);
         }
@@ -342,7 +344,13 @@ private:
             return std::get<typename detail::Saved<Js...>::Optimizer&>(saved.joinables);
         } else {
             auto& model = *model_of(saved);
-            return {model.join_communicator(), model.join_state(), model.saved().parameters};
+            return {model.join_communicator(), model.join_state()};
+        }
+    }
+    /// A model that is saved alone may list others than before.
+    void list_parameters() {
+        if constexpr (!has_optimizer) {
+            zero_.list(model_->saved().parameters);
         }
     }
     /// All that the model has besides values, which the optimizer has.
@@ -482,6 +490,7 @@ private:
         detail::PartsOnHost on_host{detail::device_of(join_communicator())};
         detail::on_all_ranks(control, [&](AgreementList& list) {
             bool const writes_state = zero_.writes_state(); // before this rank may throw
+            list_parameters();
             detail::agree_on_rules(list, zero_.rules());
             list.add("rounds", rounds_);
             wait_for_work();
@@ -578,6 +587,7 @@ private:
     }
 
     void prepare_to_read() {
+        list_parameters();
         wait_for_work();
         for (detail::ShardGroup const& group : zero_.groups()) {
             detail::check_layouts(group); // values and state come in this order

@@ -21,6 +21,7 @@
 
 #include <joinable/compression.hpp>
 #include <joinable/join.hpp>
+#include <joinable/refresh.hpp>
 
 namespace {
 
@@ -445,6 +446,71 @@ TEST_CASE("a model whose optimizer lacks one of its parameters is refused on all
             "Checkpoint: the model and the optimizer have two communicators; make both with one",
             ContractViolation
         );
+    });
+}
+
+void fill(std::vector<StridedParam>& model, double number) {
+    for (StridedParam const& param : model) {
+        write(param.value.view(), Numbers(param.value.view().numel(), number));
+    }
+}
+/// `refresh(list)` lists others. What was listed ends once no list has it.
+template <class Save, class Refresh>
+void check_refreshed(
+    std::string const& name,
+    ThreadCommunicator& comm,
+    std::vector<StridedParam>& layers,
+    Save& save,
+    Refresh const& refresh
+) {
+    auto others = make_model(false, 2.0);
+    save.write();
+    refresh(std::vector{&others[0], &others[2], &layers[1]});
+    save.write();
+    ReadFile const file = read_checkpoint(name);
+    CHECK(file.tensor_count() == 3);
+    CHECK(file.numbers("1") == Numbers(7, 2.0));
+    CHECK(file.numbers("2") == Numbers(360, 0.5));
+    comm.barrier(); // all have read it
+    refresh(others);
+    layers.clear();
+    fill(others, 3.0);
+    save.write();
+    fill(others, 0.0);
+    save.read_values(name);
+    CHECK(read(others[3].value.view()) == Numbers(300, 3.0));
+    fill(others, 4.0);
+    save.write();
+    auto more = make_model(false, 1.0);
+    refresh(more);
+    others.clear();
+    save.read();
+    for (StridedParam const& param : more) {
+        CHECK(read(param.value.view()) == Numbers(param.value.view().numel(), 4.0));
+    }
+}
+
+TEST_CASE("a checkpoint of a model that was refreshed has the parameters that are listed now") {
+    Folder const folder;
+    std::string const name = folder.file("refreshed");
+    run_participants({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+        for (bool const has_optimizer : {false, true}) {
+            auto layers = make_model();
+            DistributedDataParallel ddp{comm, layers};
+            if (has_optimizer) {
+                joinable::ZeroRedundancyOptimizer zero{
+                    comm, layers, joinable::Sgd{.learning_rate = 1}
+                };
+                Checkpoint save{participants(ddp, zero), name};
+                check_refreshed(name, comm, layers, save, [&](auto&& list) {
+                    ddp.refresh(list);
+                    zero.refresh(list);
+                });
+            } else {
+                Checkpoint save{participants(ddp), name};
+                check_refreshed(name, comm, layers, save, [&](auto&& list) { ddp.refresh(list); });
+            }
+        }
     });
 }
 

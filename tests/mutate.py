@@ -3505,6 +3505,16 @@ MUTATIONS = [
         "if (auto difference = counts.difference()) {", "if (auto difference = std::optional<AbortReason>{}) {", "communicator/any/communicator.test.cpp", "tables of counts*",
     ),
     Mutation(
+        "memory-of-nccl-ends-captures-of-its-device", "communicator/nccl/detail/arenas.hpp",
+        "wait_for_cuda_device();", "static_cast<void>(cudaDeviceSynchronize());",
+        "communicator/nccl/threads.test.cpp", "memory is given and taken*",
+    ),
+    Mutation(
+        "memory-of-nccl-is-zeroed-on-the-callers-stream", "communicator/nccl/detail/arenas.hpp",
+        "check_cuda(cudaMemsetAsync(data, 0, bytes, own.get())", "check_cuda(cudaMemsetAsync(data, 0, bytes, rank_.caller())",
+        "communicator/nccl/threads.test.cpp", "memory of a communicator is zeroed*",
+    ),
+    Mutation(
         "any-transport-can-split", "communicator/detail/can_split.hpp",
         "return comm.can_split();", "return has_split<Comm>;",
         "communicator/hierarchical/split.test.cpp", "if the leaders cannot*",

@@ -1415,10 +1415,12 @@ public:
         std::align(aligned, bytes, segment->data, space);
         auto* const data = static_cast<std::byte*>(segment->data);
         Arena arena{data, bytes, &release, segment.release()};
+        CudaStream own; // the caller's may wait for a collective of other ranks, or capture a graph
         rank_.on_device([&] {
-            check_cuda(cudaMemsetAsync(data, 0, bytes, rank_.caller()), "cudaMemsetAsync");
+            check_cuda(make_stream(own), "cudaStreamCreateWithFlags");
+            check_cuda(cudaMemsetAsync(data, 0, bytes, own.get()), "cudaMemsetAsync");
         });
-        rank_.wait_for(rank_.caller());
+        rank_.wait_for(own.get());
         return arena;
     }
 
@@ -1528,7 +1530,7 @@ private:
             segment->owner->take_back(*segment);
         }
         joinable::detail::give_back(segment->device, segment->deadline, [block = segment->block] {
-            static_cast<void>(cudaDeviceSynchronize()); // fails where a lost device uses nothing
+            wait_for_cuda_device();
             nccl_free(block);
         });
     }

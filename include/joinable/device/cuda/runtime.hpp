@@ -175,6 +175,17 @@ inline void use_cuda_device(int index) noexcept {
     static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
+/// Waits for all work of the current device, on such a thread. cudaDeviceSynchronize() refuses in any mode while a
+/// stream of the device captures, and breaks that capture. Freeing waits as well, and does neither.
+inline void wait_for_cuda_device() noexcept {
+    void* mark = nullptr;
+    if (cudaMalloc(&mark, 1) == cudaSuccess) { // else the device is lost, or full
+        static_cast<void>(cudaFree(mark));
+    } else {
+        static_cast<void>(cudaDeviceSynchronize());
+    }
+}
+
 /// How many threads are still at give_back() after its deadline.
 [[nodiscard]] inline std::atomic<int>& late_cuda_frees() noexcept {
     static std::atomic<int> threads{0};
@@ -195,7 +206,7 @@ void give_back(int device, std::chrono::nanoseconds deadline, Free free) noexcep
         auto const run = [=] {
             use_cuda_device(device);
             if (is_stuck) { // free() may rely on memory that was freed before
-                static_cast<void>(cudaDeviceSynchronize());
+                wait_for_cuda_device();
             }
             free();
             late_cuda_frees() -= state->exchange(over) == late ? 1 : 0;

@@ -99,7 +99,7 @@ struct CudaSharedHandle {
 private:
     /// Closing does not wait for work that uses the memory, as freeing does.
     static cudaError_t close(void* data) {
-        static_cast<void>(cudaDeviceSynchronize());
+        detail::wait_for_cuda_device();
         return cudaIpcCloseMemHandle(data);
     }
 };

@@ -171,13 +171,13 @@ TEST_CASE("a step is captured and run by a thread whose current device is anothe
     CHECK(fake_cuda::live_events() == 0);
 }
 
-/// A stream of device 7 that captures in CUDA's default mode, in a thread of its own, meanwhile.
+/// A stream of a device that captures in CUDA's default mode, in a thread of its own, meanwhile.
 class CaptureElsewhere {
 public:
-    CaptureElsewhere() {
+    explicit CaptureElsewhere(int device) {
         std::promise<void> begun;
         thread_ = std::thread{[&, this] {
-            cuda(cudaSetDevice(7));
+            cuda(cudaSetDevice(device));
             Stream const stream;
             cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
             begun.set_value();
@@ -209,7 +209,7 @@ TEST_CASE("a graph that another thread captures is not broken by a communicator,
         std::optional<CaptureElsewhere> capture;
         comm.barrier(); // tests allocate in a mode that forbids it meanwhile
         if (comm.rank() == 0) {
-            capture.emplace();
+            capture.emplace(7);
         }
         comm.barrier();
         for (cudaStream_t const caller : {stream, cudaStream_t{nullptr}}) {
@@ -232,6 +232,48 @@ TEST_CASE("a graph that another thread captures is not broken by a communicator,
     fake_cuda::drain();
     CHECK(fake_cuda::live_graphs() == 0);
     CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("memory is given and taken while another thread captures a graph on the device") {
+    run_nccl_ranks({1, 2}, [](NcclCommunicator& comm, auto& hosts, cudaStream_t) {
+        std::optional<CaptureElsewhere> capture;
+        hosts.barrier(); // tests allocate in a mode that forbids it meanwhile
+        capture.emplace(comm.device());
+        hosts.barrier();
+        {
+            joinable::Arena const of_nccl = comm.allocate(64);
+            joinable::Arena const of_device = comm.device_memory().allocate(64, 64);
+        }
+        hosts.barrier();
+        capture.reset();
+        hosts.barrier();
+    });
+    fake_cuda::drain();
+}
+
+TEST_CASE("memory of a communicator is zeroed beside the caller's stream") {
+    run_nccl_ranks({1, 2}, [](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+        std::atomic<bool> is_late{true};
+        fake_cuda::enqueue(stream, [&] { is_late.wait(true); });
+        {
+            joinable::Arena const arena = comm.allocate(64); // as where others have not posted yet
+            is_late = false;
+            is_late.notify_all();
+        }
+        cuda(cudaStreamSynchronize(stream));
+        hosts.barrier();
+        cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+        {
+            joinable::Arena const arena = comm.allocate(64);
+        }
+        cudaGraph_t graph = nullptr;
+        CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+        std::size_t nodes = 1;
+        cuda(cudaGraphGetNodes(graph, nullptr, &nodes));
+        CHECK(nodes == 0);
+        cuda(cudaGraphDestroy(graph));
+    });
+    fake_cuda::drain();
 }
 
 TEST_CASE("a caller's default stream that a capture occupies is refused, and nothing ends by it") {

@@ -979,6 +979,11 @@ MUTATIONS = [
         "interop/torch_data.test.cpp", "the samplers of all ranks*",
     ),
     Mutation(
+        "a-loaded-sampler-passes-over-an-epoch", "interop/torch_data.hpp",
+        "is_loaded_ = false;\n        std::size_t const end", "std::size_t const end",
+        "interop/torch_data.test.cpp", "a loaded sampler that*",
+    ),
+    Mutation(
         "a-loaded-sampler-begins-its-epoch-again", "interop/torch_data.hpp",
         "is_drawn_ = next_ != 0;", "next_ = 0;",
         "interop/torch_data.test.cpp", "a sampler that is loaded*",

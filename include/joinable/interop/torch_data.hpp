@@ -69,6 +69,7 @@ public:
     /// Up to `batch_size` indices; none at the end.
     detail::TorchIndices next(std::size_t batch_size) override {
         is_drawn_ = true;
+        is_loaded_ = false;
         std::size_t const end = next_ + (std::min)(batch_size, mine_.size() - next_);
         if (end == next_) {
             return {};
@@ -123,7 +124,7 @@ private:
     std::vector<std::size_t> mine_ = {};
     std::size_t next_ = 0;
     bool is_drawn_ = false;  ///< since the epoch began
-    bool is_loaded_ = false; ///< and nothing was reset since
+    bool is_loaded_ = false; ///< and nothing was drawn or reset since
 };
 
 }}} // namespace joinable::v0::torch

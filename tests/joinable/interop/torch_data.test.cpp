@@ -101,6 +101,27 @@ TEST_CASE("a sampler that is loaded goes on where another one was saved") {
     }
 }
 
+TEST_CASE("a loaded sampler that is drawn from by hand has all of the next epoch") {
+    ShardSampler sampler{40, {1, 3}, {.seed = 5}};
+    sampler.next(4);
+    torch::serialize::OutputArchive out;
+    sampler.save(out);
+    std::stringstream file;
+    out.save_to(file);
+    torch::serialize::InputArchive in;
+    in.load_from(file);
+    ShardSampler other{40, {1, 3}, {.seed = 5}};
+    other.load(in);
+    std::size_t rest = 0;
+    while (auto const batch = other.next(4)) {
+        rest += batch->size();
+    }
+    CHECK(rest == 9); // of 13
+    other.reset();
+    ShardSampler next_epoch{40, {1, 3}, {.seed = 5, .epoch = 1}};
+    CHECK(drawn_from(other, 4) == drawn_from(next_epoch, 4));
+}
+
 /// The numbers from 0, each with the square of it.
 struct Squares : torch::data::datasets::Dataset<Squares> {
     explicit Squares(std::size_t count) : count_{count} {}

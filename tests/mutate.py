@@ -979,6 +979,12 @@ MUTATIONS = [
         "interop/torch_data.test.cpp", "the samplers of all ranks*",
     ),
     Mutation(
+        "clones-of-sync-batch-norms-share-running-means", "interop/torch_sync_batch_norm.hpp",
+        'running_mean = register_buffer("running_mean", at::zeros({channels}));',
+        'running_mean = register_buffer("running_mean", running_mean.defined() ? running_mean : at::zeros({channels}));',
+        "interop/torch_sync_batch_norm.test.cpp", "a clone of a model with*",
+    ),
+    Mutation(
         "a-loaded-sampler-passes-over-an-epoch", "interop/torch_data.hpp",
         "is_loaded_ = false;\n        std::size_t const end", "std::size_t const end",
         "interop/torch_data.test.cpp", "a loaded sampler that*",

@@ -134,8 +134,8 @@ struct TorchBatchNorm : ::torch::autograd::Function<TorchBatchNorm> {
 namespace joinable { inline namespace v0 { namespace torch {
 
 /// The module of the holder SyncBatchNorm. Its tensors have the names and the meaning of those of
-/// torch::nn::BatchNorm2d.
-class SyncBatchNormImpl : public ::torch::nn::Module {
+/// torch::nn::BatchNorm2d. A clone communicates over the same communicator.
+class SyncBatchNormImpl : public ::torch::nn::Cloneable<SyncBatchNormImpl> {
 public:
     /// Local. `comm` must outlive the module and all graphs through it. In a guard it is the result of
     /// shadowed().
@@ -145,12 +145,17 @@ public:
           sum_{c10::make_intrusive<detail::TorchSum>([&comm](at::Tensor const& tensor) {
               comm.all_reduce(joinable::to_buffer(tensor), ReduceOp::sum).wait();
           })} {
-        std::int64_t const channels = options.num_features();
-        if (options.affine()) {
+        SyncBatchNormImpl::reset();
+    }
+
+    /// Makes parameters and buffers anew, with their first values; clone() calls it. Local.
+    void reset() override {
+        std::int64_t const channels = options_.num_features();
+        if (options_.affine()) {
             weight = register_parameter("weight", at::ones({channels}));
             bias = register_parameter("bias", at::zeros({channels}));
         }
-        if (options.track_running_stats()) {
+        if (options_.track_running_stats()) {
             running_mean = register_buffer("running_mean", at::zeros({channels}));
             running_var = register_buffer("running_var", at::ones({channels}));
             num_batches_tracked =

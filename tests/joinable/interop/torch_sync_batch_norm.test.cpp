@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -163,6 +164,45 @@ TEST_CASE("SyncBatchNorm refuses what has no variance, no channels or a second d
             torch::autograd::grad({loss}, {input}, {}, true, true),
             doctest::Contains("no second derivatives")
         );
+    });
+}
+
+TEST_CASE("a clone of a model with SyncBatchNorm trains alike and has tensors of its own") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        torch::nn::Sequential model{
+            joinable::torch::SyncBatchNorm{comm, BatchNormOptions{3}.eps(0.1)},
+            joinable::torch::SyncBatchNorm{comm, BatchNormOptions{3}.affine(false)}
+        };
+        prepare(*model);
+        Tensor const first = numbers({4, 3}, comm.rank());
+        model->forward(first);
+        torch::nn::Sequential copy{
+            std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone())
+        };
+        std::vector<Tensor> const buffers = model->buffers();
+        REQUIRE(buffers.size() == 6);
+        REQUIRE(copy->parameters().size() == 2);
+        std::vector<Tensor> before;
+        for (std::size_t i = 0; i < buffers.size(); ++i) {
+            CHECK(distance(copy->buffers()[i], buffers[i]) == 0);
+            before.push_back(buffers[i].clone());
+        }
+        Tensor const second = numbers({2 + comm.rank() % 2, 3}, 50 + comm.rank());
+        Tensor const outputs = copy->forward(second);
+        outputs.pow(3).sum().backward();
+        for (std::size_t i = 0; i < buffers.size(); ++i) {
+            CHECK(distance(buffers[i], before[i]) == 0);
+            CHECK(distance(copy->buffers()[i], before[i]) != 0);
+        }
+        Tensor const expected = model->forward(second);
+        expected.pow(3).sum().backward();
+        CHECK(distance(outputs, expected) == 0);
+        for (std::size_t i = 0; i < 2; ++i) {
+            CHECK(distance(copy->parameters()[i].grad(), model->parameters()[i].grad()) == 0);
+        }
+        for (std::size_t i = 0; i < buffers.size(); ++i) {
+            CHECK(distance(copy->buffers()[i], buffers[i]) == 0);
+        }
     });
 }
 

@@ -718,18 +718,26 @@ MUTATIONS = [
     ),
     Mutation(
         "joined-ranks-drop-what-they-accumulated-of-ignored", "interop/torch.hpp",
-        "if (round.will_sync() && !round.contributes()) {", "if (round.will_sync()) {",
+        "if (round.will_sync() && !round.contributes() && !ddp_.leaves_joined_untouched()) {",
+        "if (round.will_sync() && !ddp_.leaves_joined_untouched()) {",
         "interop/torch_module.test.cpp", "a joined rank keeps what*",
     ),
     Mutation(
         "rounds-that-do-not-sync-drop-ignored-gradients", "interop/torch.hpp",
-        "if (round.will_sync() && !round.contributes()) {", "if (!round.contributes()) {",
+        "if (round.will_sync() && !round.contributes() && !ddp_.leaves_joined_untouched()) {",
+        "if (!round.contributes() && !ddp_.leaves_joined_untouched()) {",
         "interop/torch_module.test.cpp", "a joined rank keeps what*",
     ),
     Mutation(
         "joined-ranks-step-ignored-gradients-again", "interop/torch.hpp",
-        "if (round.will_sync() && !round.contributes()) {", "if (false) {",
+        "if (round.will_sync() && !round.contributes() && !ddp_.leaves_joined_untouched()) {",
+        "if (false) {",
         "interop/torch_module.test.cpp", "a joined rank keeps what*",
+    ),
+    Mutation(
+        "untouched-joined-ranks-drop-ignored-gradients", "interop/torch.hpp",
+        " && !ddp_.leaves_joined_untouched()) {", ") {",
+        "interop/torch_module.test.cpp", "a joined rank whose gradients stay untouched*",
     ),
     Mutation(
         "names-to-ignore-may-name-nothing", "interop/torch.hpp",

@@ -1214,7 +1214,7 @@ public:
 
         void main_hook(Round const& round) {
             shadowed_ += round.will_sync() && round.phase() == Phase::train ? 1U : 0U;
-            if (round.will_sync() && !round.contributes()) {
+            if (round.will_sync() && !round.contributes() && !ddp_.leaves_joined_untouched()) {
                 ddp_.drop_ignored_gradients();
             }
             Base::Hook::main_hook(round);

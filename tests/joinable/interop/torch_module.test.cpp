@@ -163,6 +163,30 @@ TEST_CASE("a joined rank keeps what it accumulated for ignored parameters until 
     });
 }
 
+TEST_CASE("a joined rank whose gradients stay untouched keeps those of ignored parameters, too") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        TwoParts model{comm.rank()};
+        joinable::torch::DistributedDataParallel ddp{
+            comm,
+            model,
+            {.joined_gradients = joinable::JoinedGradients::untouched, .ignore = {"head.*", "kept"}}
+        };
+        Tensor const inputs = torch::full({1, 1}, 2.0 + comm.rank(), torch::kDouble);
+        int const batches = comm.rank() % 2 != 0 ? 3 : 8; // odd ranks join within the first window
+        joinable::Join join{
+            joinable::participants(ddp), {.sync_every = 4, .carry_accumulated = false}
+        };
+        for (int batch = 0; batch < batches; ++batch) {
+            ddp.forward(inputs).sum().backward();
+        }
+        join.finish();
+        CHECK(number(model->head->weight.grad()) == batches * (2.0 + comm.rank()));
+        if (comm.rank() % 2 != 0) {
+            CHECK(number(model->body->weight.grad()) == batches * (2.0 + comm.rank()));
+        }
+    });
+}
+
 TEST_CASE("a name of nothing is refused with near names, and the others learn of it") {
     run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
         TwoParts model{comm.rank()};

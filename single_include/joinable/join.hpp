@@ -4379,8 +4379,9 @@ namespace detail {
 class FixedTensors {
 public:
     /// Local. Errors call each tensor `what`.
-    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer), is not on `device`, or one of them, or
-    ///                            its elements share memory, so that ranks that receive it could not write it.
+    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer), is not on `device`, or one of them,
+    ///                            its elements share memory, so that ranks that receive it could not write it, or it is
+    ///                            complex and has `max_tensor_rank` dimensions, so that no device copies it.
     FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {});
 
     /// Views of the tensors at their current addresses. Local; valid until the next call; does not
@@ -4474,6 +4475,7 @@ JOINABLE_DEFINITION void FixedTensors::require_writable(std::size_t i, AnyView c
     if (is_overlapping(view.extents(), view.strides())) {
         refuse(i, text_of_overlap(view, "written; give a contiguous copy"));
     }
+    static_cast<void>(as_reals(view)); // which is how it is copied
 }
 
 JOINABLE_DEFINITION std::vector<AnyView> const& FixedTensors::views() {

@@ -60,8 +60,9 @@ namespace detail {
 class FixedTensors {
 public:
     /// Local. Errors call each tensor `what`.
-    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer), is not on `device`, or one of them, or
-    ///                            its elements share memory, so that ranks that receive it could not write it.
+    /// @throws ContractViolation  a tensor is missing, has no memory (a null pointer), is not on `device`, or one of them,
+    ///                            its elements share memory, so that ranks that receive it could not write it, or it is
+    ///                            complex and has `max_tensor_rank` dimensions, so that no device copies it.
     FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {});
 
     /// Views of the tensors at their current addresses. Local; valid until the next call; does not

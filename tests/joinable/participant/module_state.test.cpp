@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -578,6 +579,31 @@ TEST_CASE("tensors that receivers could not write are refused on all ranks, the 
                   moved.forward([] {});
                   moved.backward([](auto ready) { ready(0); });
               }) == "buffer 0" + written);
+    });
+}
+
+TEST_CASE("complex tensors of too many dimensions are refused on all ranks, before one is sent") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        std::vector<std::complex<double>> numbers(2, {1.0 + comm.rank(), 2.0 + comm.rank()});
+        std::vector<std::size_t> extents(8, 1);
+        extents[3] = 2;
+        auto const eight = joinable::as_strided(numbers, extents, std::vector<std::size_t>(8, 1));
+        extents.pop_back();
+        auto const seven = joinable::as_strided(numbers, extents, std::vector<std::size_t>(7, 1));
+        auto params = make_params<double>({1});
+        auto const refusal_of = [](auto const& make) {
+            return text_of<joinable::ContractViolation>(make);
+        };
+        std::string const why =
+            "a tensor of complex numbers has at most 7 dimensions here, because its parts are "
+            "one more, but this one has 8; merge two of them";
+        CHECK(refusal_of([&] { DistributedDataParallel{comm, params, buffers(eight)}; }) == why);
+        DistributedDataParallel ddp{comm, params};
+        CHECK(refusal_of([&] { ddp.attach_state(eight); }) == why);
+        CHECK(refusal_of([&] { joinable::broadcast_coalesced(comm, eight, 8, 0); }) == why);
+        CHECK(numbers[1] == std::complex<double>{1.0 + comm.rank(), 2.0 + comm.rank()});
+        DistributedDataParallel{comm, params, buffers(seven)};
+        CHECK(numbers[1] == std::complex<double>{1.0, 2.0}); // of rank 0
     });
 }
 

@@ -30,6 +30,7 @@ JOINABLE_DEFINITION void FixedTensors::require_writable(std::size_t i, AnyView c
     if (is_overlapping(view.extents(), view.strides())) {
         refuse(i, text_of_overlap(view, "written; give a contiguous copy"));
     }
+    static_cast<void>(as_reals(view)); // which is how it is copied
 }
 
 JOINABLE_DEFINITION std::vector<AnyView> const& FixedTensors::views() {

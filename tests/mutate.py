@@ -1907,6 +1907,11 @@ MUTATIONS = [
         "participant/listed_model.test.cpp", "with find_unused a parameter*",
     ),
     Mutation(
+        "marks-of-what-was-frozen-in-a-window-count", "bucket/detail/impl/iteration.ipp",
+        "is_open_ && states_[i] != State::pending && is_frozen(i)", "is_open_ && is_unused(i) && is_frozen(i)",
+        "participant/listed_model.test.cpp", "a parameter frozen after rounds*",
+    ),
+    Mutation(
         "refresh-takes-owners-of-another-number", "participant/sharded/optimizer.hpp",
         "if (!owners.empty() && owners.size() != list.size()) {", "if (false) {",
         "participant/refresh_sharded.test.cpp", "owners that were chosen*",

@@ -301,6 +301,39 @@ TEST_CASE("with find_unused a parameter that is frozen now counts as unused") {
     });
 }
 
+TEST_CASE(
+    "a parameter frozen after rounds that were not reduced is averaged, whether it is marked or not"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (bool const marks : {false, true}) {
+            Model model;
+            model.weights[0].requires_grad = true;
+            DistributedDataParallel ddp{comm, model.weights, {.find_unused = true}};
+            Join guard{participants(ddp)};
+            for (int round = 0; round < 3; ++round) {
+                model.weights[0].requires_grad = round == 0;
+                if (round != 1) { // round 0 accumulates for round 1
+                    model.gradients.assign(5, static_cast<float>(comm.rank() + 1));
+                }
+                ddp.forward([] {}, {.will_sync = round != 0});
+                ddp.backward([&](auto ready) {
+                    if (marks || round == 0) {
+                        ready(0);
+                    }
+                    ready(1);
+                });
+                float const average = static_cast<float>(comm.size() + 1) / 2;
+                float const own = static_cast<float>(comm.rank() + 1);
+                CHECK(
+                    model.gradients[0] == (round == 1 ? average : own)
+                ); // in round 2 nobody sends it
+                CHECK(model.gradients[4] == (round == 0 ? own : average));
+            }
+            guard.finish();
+        }
+    });
+}
+
 TEST_CASE("without find_unused a parameter that is frozen now is named, with what to do") {
     for (bool const is_static : {false, true}) {
         over_ranks({1, 2, 3}, [&](RankCommunicator& comm) {

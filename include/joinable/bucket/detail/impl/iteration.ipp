@@ -82,7 +82,7 @@ JOINABLE_DEFINITION void Iteration::leave_out_others() {
 
 JOINABLE_DEFINITION bool Iteration::mark(std::size_t i) {
     require_trained(i);
-    if (sends_map() && is_open_ && is_unused(i) && is_frozen(i)) {
+    if (sends_map() && is_open_ && states_[i] != State::pending && is_frozen(i)) {
         return false; // an engine may mark all parameters
     }
     require_markable(i);

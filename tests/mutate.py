@@ -2881,6 +2881,16 @@ MUTATIONS = [
         "communicator/gloo/failure.test.cpp", "an abort of ranks over Gloo ends every wait*",
     ),
     Mutation(
+        "ranks-over-gloo-meet-by-the-deadline", "communicator/gloo/detail/rank.hpp",
+        "control_.set_deadline(options_.connect_timeout);", "",
+        "communicator/gloo/meeting.test.cpp", "all of the construction over Gloo*",
+    ),
+    Mutation(
+        "the-deadline-over-gloo-stays-that-of-construction", "communicator/gloo/detail/rank.hpp",
+        "control_.set_deadline(options_.deadline);", "",
+        "communicator/gloo/meeting.test.cpp", "all of the construction over Gloo*",
+    ),
+    Mutation(
         "ranks-that-attach-hear-nothing", "communicator/tcp/impl/communicator.ipp",
         "around.hear ? around.hear() : std::nullopt", "std::optional<AbortReason>{}",
         "communicator/gloo/failure.test.cpp", "an abort of ranks over Gloo ends every wait*",

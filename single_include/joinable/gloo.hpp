@@ -1740,6 +1740,7 @@ public:
     GlooRank(GlooMeeting rendezvous, std::shared_ptr<GlooRank> parent)
         : parent_{std::move(parent)}, control_{attached(rendezvous, parent_)},
           options_{rendezvous.options}, own_address_{rendezvous.address_here()} {
+        control_.set_deadline(options_.connect_timeout); // until the last wait of construction
         try {
             mesh_.emplace(
                 rank(),
@@ -1756,6 +1757,7 @@ public:
             fail({FailureKind::communication, {}, blame(error.what())});
         }
         control_.barrier();
+        control_.set_deadline(options_.deadline);
         static_cast<void>(worker_.emplace(
             concat("the thread of rank ", rank(), "'s collectives by Gloo"), [this] { work(); }
         ));

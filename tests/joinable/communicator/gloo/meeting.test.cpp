@@ -2,6 +2,7 @@
 // How ranks over Gloo meet: by a file, at a port, by the variables of a launcher; and when some do not.
 #include <joinable/gloo.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -20,6 +21,8 @@
 #include <support/free_port.hpp>
 #include <support/gloo_ranks.hpp>
 #include <support/named_ranks.hpp>
+#include <support/ranks.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/tcp.hpp>
@@ -252,6 +255,47 @@ TEST_CASE("a process that is killed while ranks meet is named by the others") {
     CHECK(processes.wait() == 0);
     CHECK(processes.wait() == 0);
     CHECK(processes.wait() == SIGKILL);
+}
+
+/// What rank 0 throws for a rank that meets it, and does not say where Gloo reaches it.
+std::string text_of_half_meeting(std::chrono::nanoseconds connect_timeout) {
+    Folder const folder;
+    std::atomic<bool> is_over{false};
+    GlooOptions options = gloo_options(1, 2, folder.file("ranks"), 3s);
+    options.connect_timeout = connect_timeout;
+    std::jthread const other{[&, of_other = options] {
+        try {
+            joinable::detail::GlooMeeting meeting{of_other};
+            auto const hub = meeting.attach();
+            wait_until([&] { return is_over.load(); });
+        } catch (joinable::Error const&) { // one of them came too late
+        }
+    }};
+    options.rank = 0;
+    std::string text;
+    try {
+        GlooCommunicator const comm{options};
+    } catch (joinable::TimedOut const& error) {
+        CHECK(error.missing() == std::vector{1});
+        text = error.what();
+    }
+    is_over = true;
+    return text;
+}
+
+TEST_CASE("all of the construction over Gloo waits for connect_timeout, and all after for deadline"
+) {
+    Watchdog const watchdog{2};
+    std::string text = "rank 0 waits for all ranks";
+    for (auto time = 50ms; text.find("rank 0 waits for all ranks") != text.npos; time *= 2) {
+        CAPTURE(time.count());
+        text = text_of_half_meeting(time);
+    }
+    CHECK(text.find("while rank 0 waits in all_reduce of ") != text.npos);
+    CHECK(text.find("rank 1 did not arrive within 3 s") == text.npos);
+    Folder const folder;
+    GlooCommunicator comm{gloo_options(0, 1, folder.file("ranks"), 7s)};
+    CHECK(comm.set_deadline(60s) == 7s);
 }
 
 TEST_CASE(

@@ -2891,6 +2891,11 @@ MUTATIONS = [
         "communicator/gloo/meeting.test.cpp", "all of the construction over Gloo*",
     ),
     Mutation(
+        "groups-over-gloo-wait-for-a-hub-that-cannot-run", "communicator/gloo/detail/rank.hpp",
+        "if (parent == nullptr || rendezvous.options.rank != 0) {", "if (true) {",
+        "communicator/gloo/failure.test.cpp", "a rank over Gloo where no group can meet*",
+    ),
+    Mutation(
         "ranks-that-attach-hear-nothing", "communicator/tcp/impl/communicator.ipp",
         "around.hear ? around.hear() : std::nullopt", "std::optional<AbortReason>{}",
         "communicator/gloo/failure.test.cpp", "an abort of ranks over Gloo ends every wait*",

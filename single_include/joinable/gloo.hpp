@@ -2121,12 +2121,21 @@ private:
         auto reason = abort_reason();
         return !reason || has_any_left() ? own_reason_ : reason;
     }
-    /// An abort of the parent reaches every wait.
+    /// An abort of the parent reaches every wait. The rank with the hub of a group ends the parent if
+    /// that hub cannot run: nobody else could tell the ranks that wait for it.
     static TcpEnd attached(GlooMeeting& rendezvous, std::shared_ptr<GlooRank> const& parent) {
         if (parent != nullptr) {
             rendezvous.hear = [parent] { return parent->reason_for_groups(); };
         }
-        return rendezvous.attach();
+        try {
+            return rendezvous.attach();
+        } catch (CommunicationError const& error) {
+            if (parent == nullptr || rendezvous.options.rank != 0) {
+                throw;
+            }
+            parent->abort({FailureKind::communication, {}, parent->blame(error.what())});
+            parent->throw_reason();
+        }
     }
     [[noreturn]] void fail(AbortReason const& reason) {
         control_.abort(reason);
@@ -2291,7 +2300,8 @@ public:
     /// groups are destroyed, too; so destroy groups first. Errors name ranks by their numbers in
     /// the group where they occur.
     /// @throws Mismatch            some ranks run something else.
-    /// @throws CommunicationError  the first rank of a group cannot listen for it.
+    /// @throws CommunicationError  on all ranks: the first rank of a group cannot be where it meets.
+    /// @throws PeerFailed          a rank died meanwhile.
     [[nodiscard]] GlooCommunicator split(int color, int key) {
         detail::check_color(color);
         return GlooCommunicator{rank_->split(color, key), rank_};

@@ -122,7 +122,8 @@ public:
     /// groups are destroyed, too; so destroy groups first. Errors name ranks by their numbers in
     /// the group where they occur.
     /// @throws Mismatch            some ranks run something else.
-    /// @throws CommunicationError  the first rank of a group cannot listen for it.
+    /// @throws CommunicationError  on all ranks: the first rank of a group cannot be where it meets.
+    /// @throws PeerFailed          a rank died meanwhile.
     [[nodiscard]] GlooCommunicator split(int color, int key) {
         detail::check_color(color);
         return GlooCommunicator{rank_->split(color, key), rank_};

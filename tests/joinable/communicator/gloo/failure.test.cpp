@@ -423,34 +423,49 @@ TEST_CASE("a rank over Gloo that leaves ends no group of others, which still hea
     });
 }
 
-TEST_CASE("a rank over Gloo that cannot listen for a group tells the others of it at once") {
+TEST_CASE("a rank over Gloo where no group can meet tells the others of it at once") {
     if (under_sanitizer) {
         std::puts("skipped: where no file is left, a sanitizer cannot look at an exception");
         return;
     }
-    for (int const leader : {0, 1}) {
-        Shared<std::atomic<int>> over;
-        auto const ends = run_gloo_processes(2, [&](GlooCommunicator& comm) {
-            comm.barrier();
-            if (comm.rank() == leader) { // has no file left
-                int const next = ::dup(0);
-                rlimit const none{static_cast<rlim_t>(next), static_cast<rlim_t>(next)};
-                ::close(next);
-                REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
-            }
-            try {
-                static_cast<void>(comm.split(0, comm.rank() == leader ? 0 : 1));
-                FAIL_CHECK("no exception");
-            } catch (joinable::CommunicationError const& error) {
-                CHECK(std::string{error.what()}.starts_with(
-                    "rank " + std::to_string(leader) + " cannot go on by Gloo: "
-                ));
-            }
-            CHECK(comm.is_aborted());
-            ++*over;
-            wait_until(*over, 2); // the leader stays until the other one has thrown
-        });
-        CHECK(ends == std::vector<int>(2, 0));
+    // Files that are left: none to listen, none for its own connection, none for that of the other rank.
+    for (auto const& [left, obstacle] : {
+             std::pair{0, "rank 0 cannot listen at "},
+             std::pair{1, "rank 0 cannot connect to itself: "},
+             std::pair{3, "rank 0 needs an open file for each of 1 other ranks"},
+         }) {
+        for (int const leader : {0, 1}) {
+            CAPTURE(left);
+            Shared<std::atomic<int>> over;
+            auto const ends = run_gloo_processes(2, [&](GlooCommunicator& comm) {
+                comm.barrier();
+                if (comm.rank() == leader) {
+                    int last = 0;
+                    for (int i = 0; i < 100; ++i) { // until no number below the last one is free
+                        last = ::dup(0);
+                    }
+                    for (int i = 0; i < left; ++i) {
+                        ::close(last - i);
+                    }
+                    auto const most = static_cast<rlim_t>(last) + 1;
+                    rlimit const limit{most, most};
+                    REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+                }
+                std::string const expected =
+                    "rank " + std::to_string(leader) + " cannot go on by Gloo: " + obstacle;
+                try {
+                    static_cast<void>(comm.split(0, comm.rank() == leader ? 0 : 1));
+                    FAIL_CHECK("no exception");
+                } catch (joinable::CommunicationError const& error) {
+                    CHECK(std::string{error.what()}.substr(0, expected.size()) == expected);
+                }
+                CHECK(comm.is_aborted());
+                CHECK_THROWS_AS(comm.barrier(), joinable::CommunicationError);
+                ++*over;
+                wait_until(*over, 2); // the leader stays until the other one has thrown
+            });
+            CHECK(ends == std::vector<int>(2, 0));
+        }
     }
 }
 

@@ -431,12 +431,21 @@ private:
         auto reason = abort_reason();
         return !reason || has_any_left() ? own_reason_ : reason;
     }
-    /// An abort of the parent reaches every wait.
+    /// An abort of the parent reaches every wait. The rank with the hub of a group ends the parent if
+    /// that hub cannot run: nobody else could tell the ranks that wait for it.
     static TcpEnd attached(GlooMeeting& rendezvous, std::shared_ptr<GlooRank> const& parent) {
         if (parent != nullptr) {
             rendezvous.hear = [parent] { return parent->reason_for_groups(); };
         }
-        return rendezvous.attach();
+        try {
+            return rendezvous.attach();
+        } catch (CommunicationError const& error) {
+            if (parent == nullptr || rendezvous.options.rank != 0) {
+                throw;
+            }
+            parent->abort({FailureKind::communication, {}, parent->blame(error.what())});
+            parent->throw_reason();
+        }
     }
     [[noreturn]] void fail(AbortReason const& reason) {
         control_.abort(reason);

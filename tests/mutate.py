@@ -2802,6 +2802,16 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "each rank over TCP tells*",
     ),
     Mutation(
+        "a-frame-without-memory-is-sent-in-part", "communicator/tcp/detail/impl/frame.ipp",
+        "if (most > waiting_.capacity()) {", "if (false) {",
+        "../trace/allocations.test.cpp", "a collective by TCP for which a rank has no memory*",
+    ),
+    Mutation(
+        "a-collective-without-memory-is-pending", "communicator/tcp/detail/impl/rank.ipp",
+        "        pending_.pop_back();\n", "",
+        "../trace/allocations.test.cpp", "a collective by TCP for which a rank has no memory*",
+    ),
+    Mutation(
         "a-header-takes-its-memory", "communicator/tcp/detail/impl/frame.ipp",
         "body.resize((std::min)(bytes, (std::max)(least, 2 * done)));",
         "body.resize((std::max)(bytes, least));",

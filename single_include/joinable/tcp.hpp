@@ -710,6 +710,7 @@ class Outbox {
 public:
     /// Sends at once as much as the kernel accepts and `limit` permits. `limit` counts bytes from
     /// the start of the connection.
+    /// @throws std::bad_alloc  nothing of the frame was sent, nor will be.
     void send(
         Socket const& socket,
         std::span<std::byte const> head,
@@ -855,6 +856,12 @@ JOINABLE_DEFINITION void Outbox::send(
     std::span<std::byte const> body,
     std::uint64_t limit
 ) {
+    // First: nothing may throw once the other side has a part of the frame. The pages of what the kernel takes at once
+    // are never touched, and the memory stays, so frames of one size ask for it once.
+    std::size_t const most = waiting_.size() + head.size() + body.size();
+    if (most > waiting_.capacity()) {
+        waiting_.reserve((std::max)(most, 2 * waiting_.capacity()));
+    }
     if (is_empty() && sent_ + head.size() + body.size() <= limit) {
         std::size_t const taken = count(socket.send(head, body), head.size() + body.size());
         std::size_t const of_head = (std::min)(taken, head.size());
@@ -2160,7 +2167,12 @@ JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descript
     std::uint64_t const sequence = next();
     pending_.push_back({signature, shown, request.out});
     ConstBuffer const& in = request.in;
-    send(header, std::span{static_cast<std::byte const*>(in.data), in.bytes()});
+    try {
+        send(header, std::span{static_cast<std::byte const*>(in.data), in.bytes()});
+    } catch (...) { // without memory nothing was sent
+        pending_.pop_back();
+        throw;
+    }
     return sequence;
 }
 
@@ -2304,8 +2316,8 @@ JOINABLE_DEFINITION void TcpRank::give_up(std::string const& meanwhile) {
 JOINABLE_DEFINITION void TcpRank::send(FrameHeader header, std::span<std::byte const> body) {
     header.bytes = body.size();
     header.consumed = inbox_.consumed();
-    told_ = header.consumed;
     outbox_.send(socket_, bytes_of(header), body);
+    told_ = header.consumed;
 }
 
 JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {

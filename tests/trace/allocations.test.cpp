@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <new>
+#include <optional>
 #include <vector>
 
 #include <malloc.h>
@@ -16,9 +19,11 @@
 #include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/ranks.hpp>
+#include <support/tcp_ranks.hpp>
 
 #include <joinable/any_communicator.hpp>
 #include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/collectives.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
@@ -27,6 +32,7 @@
 #include <joinable/participant/shadowed.hpp>
 #include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/sharded/zero_redundancy_optimizer.hpp>
+#include <joinable/tcp.hpp>
 #include <joinable/trace/trace_timeline.hpp>
 
 namespace {
@@ -777,6 +783,41 @@ std::size_t fail_each_allocation(ThreadCommunicator& comm, F const& f) {
             CHECK(comm.rank() == 0);
         } catch (joinable::PeerFailed const& error) {
             CHECK(error.rank() == 0);
+        }
+    }
+}
+
+/// A sum of more than the kernel takes at once, of which each allocation fails once on one rank. Returns how many did.
+std::size_t sum_without_memory(joinable::TcpCommunicator& comm, int victim) {
+    std::vector<std::int32_t> values(4'000'000, 1 + comm.rank());
+    std::size_t failures = 0;
+    std::optional<joinable::TcpWork> work;
+    while (!work) {
+        allocations_left = comm.rank() == victim ? failures : static_cast<std::size_t>(-1);
+        try {
+            work.emplace(joinable::all_reduce(comm, values));
+        } catch (std::bad_alloc const&) {
+            ++failures;
+        }
+        allocations_left = static_cast<std::size_t>(-1);
+    }
+    work->wait();
+    std::int32_t const expected = comm.size() * (comm.size() + 1) / 2;
+    CHECK(std::count(values.begin(), values.end(), expected) == std::ssize(values));
+    return failures;
+}
+
+TEST_CASE(
+    "a collective by TCP for which a rank has no memory was not posted, and may be posted again"
+) {
+    for (int const world : {1, 2, 3}) {
+        for (int victim = 0; victim < world; ++victim) {
+            run_tcp_ranks({world}, [&](joinable::TcpCommunicator& comm) {
+                std::size_t const failures = sum_without_memory(comm, victim);
+                CHECK((failures > 0) == (comm.rank() == victim));
+                // The memory for the data is kept; a place among the collectives in flight may not be.
+                CHECK(sum_without_memory(comm, victim) <= 1);
+            });
         }
     }
 }

@@ -100,6 +100,7 @@ class Outbox {
 public:
     /// Sends at once as much as the kernel accepts and `limit` permits. `limit` counts bytes from
     /// the start of the connection.
+    /// @throws std::bad_alloc  nothing of the frame was sent, nor will be.
     void send(
         Socket const& socket,
         std::span<std::byte const> head,

@@ -32,6 +32,12 @@ JOINABLE_DEFINITION void Outbox::send(
     std::span<std::byte const> body,
     std::uint64_t limit
 ) {
+    // First: nothing may throw once the other side has a part of the frame. The pages of what the kernel takes at once
+    // are never touched, and the memory stays, so frames of one size ask for it once.
+    std::size_t const most = waiting_.size() + head.size() + body.size();
+    if (most > waiting_.capacity()) {
+        waiting_.reserve((std::max)(most, 2 * waiting_.capacity()));
+    }
     if (is_empty() && sent_ + head.size() + body.size() <= limit) {
         std::size_t const taken = count(socket.send(head, body), head.size() + body.size());
         std::size_t const of_head = (std::min)(taken, head.size());

@@ -35,7 +35,12 @@ JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request, Descript
     std::uint64_t const sequence = next();
     pending_.push_back({signature, shown, request.out});
     ConstBuffer const& in = request.in;
-    send(header, std::span{static_cast<std::byte const*>(in.data), in.bytes()});
+    try {
+        send(header, std::span{static_cast<std::byte const*>(in.data), in.bytes()});
+    } catch (...) { // without memory nothing was sent
+        pending_.pop_back();
+        throw;
+    }
     return sequence;
 }
 
@@ -179,8 +184,8 @@ JOINABLE_DEFINITION void TcpRank::give_up(std::string const& meanwhile) {
 JOINABLE_DEFINITION void TcpRank::send(FrameHeader header, std::span<std::byte const> body) {
     header.bytes = body.size();
     header.consumed = inbox_.consumed();
-    told_ = header.consumed;
     outbox_.send(socket_, bytes_of(header), body);
+    told_ = header.consumed;
 }
 
 JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {

@@ -101,7 +101,7 @@ measure() { # prints lines whose last word is a time in microseconds, and whose 
     esac
 }
 export -f measure of_benchmark launch torch_table
-export out ranks torch_python
+export out ranks cores torch_python
 : >"$out/results.txt"
 for round in $(seq "${ROUNDS:-30}"); do
     echo "round $round of ${ROUNDS:-30}, load $(cut -d' ' -f1 /proc/loadavg)" >&2

@@ -39,7 +39,7 @@ build() { # source, program, options
     source=$1
     program=$2
     shift 2
-    ${CXX:-c++} -std=c++20 -O2 -DNDEBUG -pthread -Iinclude "tests/benchmarks/$source" "$@" -o "$program"
+    ${CXX:-c++} -std=c++20 -O2 -DNDEBUG -pthread -Iinclude -Itests "tests/benchmarks/$source" "$@" -o "$program"
 }
 has_header() { # what follows it must compile
     printf '#include <%s>\n%s\n' "$1" "${2-}" | ${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null

@@ -1978,7 +1978,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-group-stays-whose-values-were-not-sent", "participant/sharded/optimizer.hpp",
-        "                }\n            }\n            undo();\n", "                }\n            }\n",
+        "            leave_values(made);\n            undo();\n", "            leave_values(made);\n",
         "participant/refresh_sharded.test.cpp", "a group whose values could not be sent*",
     ),
     Mutation(
@@ -2621,6 +2621,31 @@ MUTATIONS = [
         "buckets-leave-before-a-gradient-is-ready", "bucket/reducer.hpp",
         "while (turns().proceed()) { // no bucket starts before a gradient is ready\n        }", "advance();",
         "participant/without_pass.test.cpp", "skip() may follow a pass*",
+    ),
+    Mutation(
+        "a-full-first-bucket-can-be-taken-back", "bucket/reducer.hpp",
+        "if (launched_ != 0 || counts_ || iteration_.may_be_on_its_way()) {", "if (launched_ != 0 || counts_) {",
+        "participant/without_pass.test.cpp", "skip() is too late*",
+    ),
+    Mutation(
+        "a-first-bucket-without-marks-is-on-its-way", "bucket/detail/iteration.hpp",
+        "std::find(states_.begin(), states_.end(), State::ready) != states_.end();", "true;",
+        "participant/without_pass.test.cpp", "skip() may follow a pass*",
+    ),
+    Mutation(
+        "a-handled-failure-hides-the-next-in-its-round", "join/detail/impl/session.ipp",
+        "        outcome_.forget(); // a failure of an earlier part was handled\n", "",
+        "join/failure.test.cpp", "*one handled in the same round*",
+    ),
+    Mutation(
+        "buffer-hooks-are-not-compared", "participant/detail/module_state.hpp",
+        "        if (hook_) {\n            list.add(", "        if (false) {\n            list.add(",
+        "participant/module_state.test.cpp", "a buffer hook that some ranks have*",
+    ),
+    Mutation(
+        "a-sharded-model-that-fails-takes-its-values", "participant/sharded/data_parallel.hpp",
+        "            Optimizer::leave_values(this->groups());\n", "",
+        "participant/bucket_values.test.cpp", "values that moved stay*",
     ),
     Mutation(
         "skips-drop-what-was-accumulated", "participant/gradient_participant.hpp",

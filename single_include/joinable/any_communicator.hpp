@@ -912,7 +912,7 @@ consteval bool fits_any() {
 /// what they run. A gather, scatter or all_to_all by counts blocks in the call until all ranks have come, and
 /// takes two words for each pair of ranks that exchange parts. Messages, split() and deadlines that the transport lacks are a
 /// ContractViolation; a keep_alive() that it lacks does nothing. Everything else is as the transport documents it.
-template <class DeviceType>
+template <class DeviceType = HostDevice>
 class BasicAnyCommunicator : public detail::Collectives<BasicAnyCommunicator<DeviceType>, AnyWork> {
 public:
     using device_type = DeviceType;

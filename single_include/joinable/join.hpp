@@ -8993,6 +8993,12 @@ public:
         return pending_[bucket] == 0 && !is_recording_;
     }
 
+    /// Whether the first bucket waits for the map of used parameters alone, so that other ranks decide when it leaves.
+    [[nodiscard]] bool may_be_on_its_way() const noexcept {
+        return sends_map() && is_full(0) &&
+               std::find(states_.begin(), states_.end(), State::ready) != states_.end();
+    }
+
     // -- the course of an iteration ----------------------------------------------------------------
 
     /// Gradients will be marked, unless `without` says that there is no pass: then contribute_nothing() or
@@ -9908,10 +9914,10 @@ public:
 
     /// Contributes zeros from now on, because a batch failed. Call finalize_backward() afterwards.
     /// Collective in effect; does not block.
-    /// @throws ContractViolation  no iteration is open, or it is too late: a bucket is in flight.
+    /// @throws ContractViolation  no iteration is open, or it is too late: the first bucket is full.
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
-        if (launched_ != 0 || counts_) {
+        if (launched_ != 0 || counts_ || iteration_.may_be_on_its_way()) {
             detail::refuse_late_skip(static_cast<int>(comm_.rank()));
         }
         gradients_->submit(gradients_->trained()); // what was packed, before zeros replace it
@@ -13207,6 +13213,7 @@ JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice con
 JOINABLE_DEFINITION void Session::begin_part(std::size_t position, RoundNotice const& notice) {
     require_no_announcement(position);
     if (turns_.take_turn(position, loop_opens_rounds())) {
+        outcome_.forget(); // a failure of an earlier part was handled
         check_later_notice(position, notice);
         return;
     }
@@ -16796,10 +16803,17 @@ public:
     }
 
     [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }
+    /// For guards: the options, and whether a hook takes the place of a broadcast.
+    void agree_on(AgreementList& list) const {
+        detail::agree_on(list, options_);
+        if (hook_) {
+            list.add("set_buffer_hook()", "called");
+        }
+    }
     [[nodiscard]] BufferList buffers() const { return BufferList{buffers_.tensors()}; }
     /// Takes what was attached to a model before, and its hook. Local; for ranks to compare.
     void take_over(ModuleState const& former, AgreementList& compared) {
-        agree_on(compared, former.attached_.tensors(), "state tensor", device_of(comm_));
+        detail::agree_on(compared, former.attached_.tensors(), "state tensor", device_of(comm_));
         attached_ = {former.attached_.tensors(), "state tensor", device_of(comm_).id()};
         hook_ = former.hook_;
     }
@@ -16832,7 +16846,7 @@ public:
         compared.begin_section("models differ: ");
         std::exception_ptr const error = exception_of([&] {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
-            agree_on(compared, list, "state tensor", device_of(comm_));
+            detail::agree_on(compared, list, "state tensor", device_of(comm_));
             all.emplace(attached_).append({list, "state tensor", device_of(comm_).id()});
             broadcast.emplace(list, piece_bytes, "state tensor", BufferMemory{comm_});
         });
@@ -17260,7 +17274,7 @@ public:
     /// |-------------------------------------|--------------------|-----------------------------|
     /// | before the round is opened, by      | 0                  | what it accumulated before  |
     /// | forward(), next() or iterate()      |                    |                             |
-    /// | then, until its first bucket is sent| as announced       | zeros                       |
+    /// | then, until its first bucket is full| as announced       | zeros                       |
     /// | later                               |                    | ContractViolation: too late |
     ///
     /// In a round that does not sync (before its backward pass has ended) it ends the round and undoes nothing.
@@ -18094,7 +18108,7 @@ public:
     [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
     /// Lists the options and the model. Models whose parameters are listed in another order differ.
     void agree_on(AgreementList& list) const {
-        detail::agree_on(list, module_->options());
+        module_->agree_on(list);
         detail::agree_on_reduction(list, reducer_->reduction());
         list.add("model", this->name_);
         model_collectives_.agree_on(list);

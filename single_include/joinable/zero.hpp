@@ -6450,6 +6450,14 @@ protected:
     [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
     /// Whether refresh() takes this rule and this sharding.
     [[nodiscard]] bool can_refresh() const noexcept { return UpdateRule<Rule> && !shards_values(); }
+    /// After a failure: values that were moved to buckets stay there, which are then never freed.
+    static void leave_values(std::span<Group const> groups) noexcept {
+        for (Group const& group : groups) {
+            if (group.values) {
+                group.values->leave();
+            }
+        }
+    }
     /// By which all ranks sum a few words: see GradientParticipant::words().
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
         detail::ControlCommunicator* const words = detail::words_of(join_state_);
@@ -6844,11 +6852,7 @@ private:
                 device().finish(); // before the engine's memory ends
             });
         } catch (...) {
-            for (Group const& group : made) {
-                if (group.values) {
-                    group.values->leave();
-                }
-            }
+            leave_values(made);
             undo();
             throw;
         }
@@ -7352,13 +7356,18 @@ public:
             detail::agree_on(list, buffers, "buffer", detail::device_of(comm));
         };
         detail::ShardChoices const choices{options.owners, options.units};
-        add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {
-            this->module_ = std::make_unique<detail::ModuleState<Comm>>(
-                comm, ParameterList{}, std::move(buffers), passes
-            );
-            start.emplace(this->module_->plan_sync());
-        });
-        start->run(comm, 0);
+        try {
+            add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {
+                this->module_ = std::make_unique<detail::ModuleState<Comm>>(
+                    comm, ParameterList{}, std::move(buffers), passes
+                );
+                start.emplace(this->module_->plan_sync());
+            });
+            start->run(comm, 0);
+        } catch (...) {
+            Optimizer::leave_values(this->groups());
+            throw;
+        }
     }
     /// A model without buffers.
     template <class Parameters>
@@ -7483,7 +7492,7 @@ public:
     /// Options, and the rule of each group.
     void agree_on(AgreementList& list) const {
         compare_sharding(list);
-        detail::agree_on(list, this->module_->options());
+        this->module_->agree_on(list);
         this->model_collectives_.agree_on(list);
         Optimizer::agree_on(list);
     }

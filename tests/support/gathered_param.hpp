@@ -21,6 +21,7 @@ struct GatheredParam {
     int sets = 0;
     int releases = 0;
     bool set_fails = false;
+    bool set_grad_fails = false;
     int reads_to_failure = 0; ///< the read of its value that throws; 0: none
 
     explicit GatheredParam(std::shared_ptr<StridedParam> engine)
@@ -55,7 +56,13 @@ struct joinable::parameter_traits<joinable_tests::GatheredParam> {
     }
     static AnyView* grad(P& p) { return p.own->grad ? &p.own->grad : nullptr; }
     static bool requires_grad(P const& p) { return p.own->requires_grad; }
-    static void set_grad(P& p, AnyView const& view) { p.own->grad = view; }
+    static void set_grad(P& p, AnyView const& view) {
+        if (p.set_grad_fails) {
+            throw std::bad_alloc{};
+        }
+        p.own->grad = view;
+    }
+    static void release_grad(P& p) { p.own->grad = {}; }
     static void set_value(P& p, AnyView const& view) {
         if (p.set_fails) {
             throw std::bad_alloc{};

@@ -291,10 +291,10 @@ public:
 
     /// Contributes zeros from now on, because a batch failed. Call finalize_backward() afterwards.
     /// Collective in effect; does not block.
-    /// @throws ContractViolation  no iteration is open, or it is too late: a bucket is in flight.
+    /// @throws ContractViolation  no iteration is open, or it is too late: the first bucket is full.
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
-        if (launched_ != 0 || counts_) {
+        if (launched_ != 0 || counts_ || iteration_.may_be_on_its_way()) {
             detail::refuse_late_skip(static_cast<int>(comm_.rank()));
         }
         gradients_->submit(gradients_->trained()); // what was packed, before zeros replace it

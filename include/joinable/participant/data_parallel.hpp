@@ -226,7 +226,7 @@ public:
     [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
     /// Lists the options and the model. Models whose parameters are listed in another order differ.
     void agree_on(AgreementList& list) const {
-        detail::agree_on(list, module_->options());
+        module_->agree_on(list);
         detail::agree_on_reduction(list, reducer_->reduction());
         list.add("model", this->name_);
         model_collectives_.agree_on(list);

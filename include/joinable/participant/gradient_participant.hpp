@@ -295,7 +295,7 @@ public:
     /// |-------------------------------------|--------------------|-----------------------------|
     /// | before the round is opened, by      | 0                  | what it accumulated before  |
     /// | forward(), next() or iterate()      |                    |                             |
-    /// | then, until its first bucket is sent| as announced       | zeros                       |
+    /// | then, until its first bucket is full| as announced       | zeros                       |
     /// | later                               |                    | ContractViolation: too late |
     ///
     /// In a round that does not sync (before its backward pass has ended) it ends the round and undoes nothing.

@@ -245,6 +245,34 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("peers are told of the failure that left the guard, not of one handled in the same round"
+) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        AllReducer reducer{comm};
+        joinable::Action log{comm, [] { throw Injected{"disk full"}; }, [] {}};
+        joinable::Step step{comm, [&] {
+                                if (comm.rank() == 1) {
+                                    throw Injected{"loss is NaN"};
+                                }
+                            }};
+        auto const run = [&] {
+            Join guard{participants(reducer, log, step)};
+            reducer();
+            try {
+                log();
+            } catch (Injected const&) { // on all ranks
+            }
+            step.step();
+            guard.finish();
+        };
+        if (comm.rank() == 1) {
+            CHECK_THROWS_AS(run(), Injected);
+        } else {
+            CHECK_THROWS_WITH_AS(run(), "rank 1 failed: loss is NaN", joinable::PeerFailed);
+        }
+    });
+}
+
 TEST_CASE(
     "ranks that another communicator names are not taken for ranks of the guard" *
     doctest::test_suite("[split]")

@@ -294,4 +294,36 @@ TEST_CASE("values that cannot lie in buckets are refused on every rank") {
     });
 }
 
+TEST_CASE("values that moved stay where they are if a constructor fails after that") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        bool const is_last = comm.rank() == comm.size() - 1;
+        std::vector<std::vector<double>> means(1, std::vector<double>(2));
+        Gathered params = gathered(make({}));
+        params[4].set_grad_fails = is_last;
+        auto const construct = [&] {
+            ShardedDataParallel{
+                comm,
+                params,
+                joinable::buffers(means),
+                joinable::Sgd{},
+                ShardedOptions{
+                    .sharding = Sharding::optimizer,
+                    .gradient_as_bucket_view = true,
+                    .parameters_as_bucket_view = true
+                }
+            };
+        };
+        if (is_last) {
+            CHECK_THROWS_AS(construct(), std::bad_alloc);
+        } else {
+            CHECK_THROWS_AS(construct(), PeerFailed);
+        }
+        for (GatheredParam const& param : params) { // sanitizers see whether memory was freed
+            CHECK(param.sets == (param.own->requires_grad ? 1 : 0));
+            CHECK(param.releases == 0);
+            CHECK(read(param.value) == read(param.own->value.view()));
+        }
+    });
+}
+
 } // namespace

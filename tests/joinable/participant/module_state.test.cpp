@@ -23,7 +23,9 @@
 #include <support/volume.hpp>
 
 #include <joinable/join/guard.hpp>
+#include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/sharded/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
 
 namespace {
@@ -708,6 +710,30 @@ TEST_CASE(
             }
         });
     }
+}
+
+TEST_CASE("a buffer hook that some ranks have and others do not is refused at the guard's entry") {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
+        auto const check = [&](auto& ddp) {
+            if (comm.rank() != 0) {
+                ddp.set_buffer_hook([](RankCommunicator&, auto const&, Round const&) {});
+            }
+            std::string const text =
+                text_of<joinable::Mismatch>([&] { Join{participants(ddp)}.finish(); });
+            CAPTURE(text);
+            CHECK(text.find("set_buffer_hook()") != std::string::npos);
+            ddp.set_buffer_hook({});
+            CHECK_NOTHROW([&] { Join{participants(ddp)}.finish(); }());
+        };
+        Params params = make_params<double>({1});
+        std::vector<std::vector<float>> running(1, std::vector<float>(3));
+        DistributedDataParallel ddp{comm, params, buffers(running)};
+        check(ddp);
+        joinable::ShardedDataParallel sharded{
+            comm, params, buffers(running), joinable::Sgd{}, joinable::ShardedOptions{}
+        };
+        check(sharded);
+    });
 }
 
 TEST_CASE("hooks are set and state is attached outside guards and rounds only") {

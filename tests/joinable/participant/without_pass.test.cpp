@@ -368,6 +368,57 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("skip() is too late once the first bucket is full, however slow others are") {
+    auto const check = [](RankCommunicator& comm, bool is_full, bool is_first) {
+        Params params = make_params<double>({1, 1, 1});
+        DistributedDataParallel ddp{
+            comm,
+            params,
+            DataParallelOptions{
+                .bucket_cap_bytes = 16,
+                .first_bucket_bytes = 16,
+                .find_unused = true,
+                .rebuild_buckets = false
+            }
+        };
+        auto const train = [&] {
+            Join guard{participants(ddp)};
+            ddp.forward([] {});
+            comm.barrier();
+            if ((comm.rank() == 0) != is_first) { // the other one has sent its map, or none has
+                std::this_thread::sleep_for(std::chrono::milliseconds{20});
+            }
+            try {
+                ddp.backward([&](auto ready) {
+                    ready(2);
+                    if (comm.rank() != 0 || is_full) {
+                        ready(1);
+                    }
+                    if (comm.rank() == 0) {
+                        throw OutOfMemory{};
+                    }
+                    ready(0);
+                });
+            } catch (OutOfMemory const&) {
+                ddp.skip();
+            }
+            guard.finish();
+        };
+        if (!is_full) {
+            CHECK_NOTHROW(train());
+        } else if (comm.rank() == 0) {
+            CHECK_THROWS_AS(train(), ContractViolation);
+        } else {
+            CHECK_THROWS_AS(train(), joinable::PeerFailed);
+        }
+    };
+    for (bool const is_full : {false, true}) {
+        for (bool const is_first : {false, true}) {
+            over_ranks({2, 3, 4}, [&](RankCommunicator& comm) { check(comm, is_full, is_first); });
+        }
+    }
+}
+
 TEST_CASE("skip() after an evaluation that failed skips the next batch, as forward() would train it"
 ) {
     over_ranks({1, 2, 4}, [](RankCommunicator& comm) {

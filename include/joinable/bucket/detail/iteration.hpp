@@ -117,6 +117,12 @@ public:
         return pending_[bucket] == 0 && !is_recording_;
     }
 
+    /// Whether the first bucket waits for the map of used parameters alone, so that other ranks decide when it leaves.
+    [[nodiscard]] bool may_be_on_its_way() const noexcept {
+        return sends_map() && is_full(0) &&
+               std::find(states_.begin(), states_.end(), State::ready) != states_.end();
+    }
+
     // -- the course of an iteration ----------------------------------------------------------------
 
     /// Gradients will be marked, unless `without` says that there is no pass: then contribute_nothing() or

@@ -81,10 +81,17 @@ public:
     }
 
     [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }
+    /// For guards: the options, and whether a hook takes the place of a broadcast.
+    void agree_on(AgreementList& list) const {
+        detail::agree_on(list, options_);
+        if (hook_) {
+            list.add("set_buffer_hook()", "called");
+        }
+    }
     [[nodiscard]] BufferList buffers() const { return BufferList{buffers_.tensors()}; }
     /// Takes what was attached to a model before, and its hook. Local; for ranks to compare.
     void take_over(ModuleState const& former, AgreementList& compared) {
-        agree_on(compared, former.attached_.tensors(), "state tensor", device_of(comm_));
+        detail::agree_on(compared, former.attached_.tensors(), "state tensor", device_of(comm_));
         attached_ = {former.attached_.tensors(), "state tensor", device_of(comm_).id()};
         hook_ = former.hook_;
     }
@@ -117,7 +124,7 @@ public:
         compared.begin_section("models differ: ");
         std::exception_ptr const error = exception_of([&] {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
-            agree_on(compared, list, "state tensor", device_of(comm_));
+            detail::agree_on(compared, list, "state tensor", device_of(comm_));
             all.emplace(attached_).append({list, "state tensor", device_of(comm_).id()});
             broadcast.emplace(list, piece_bytes, "state tensor", BufferMemory{comm_});
         });

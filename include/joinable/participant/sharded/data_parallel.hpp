@@ -137,13 +137,18 @@ public:
             detail::agree_on(list, buffers, "buffer", detail::device_of(comm));
         };
         detail::ShardChoices const choices{options.owners, options.units};
-        add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {
-            this->module_ = std::make_unique<detail::ModuleState<Comm>>(
-                comm, ParameterList{}, std::move(buffers), passes
-            );
-            start.emplace(this->module_->plan_sync());
-        });
-        start->run(comm, 0);
+        try {
+            add(std::forward<Parameters>(parameters), std::move(rule), choices, compare, [&] {
+                this->module_ = std::make_unique<detail::ModuleState<Comm>>(
+                    comm, ParameterList{}, std::move(buffers), passes
+                );
+                start.emplace(this->module_->plan_sync());
+            });
+            start->run(comm, 0);
+        } catch (...) {
+            Optimizer::leave_values(this->groups());
+            throw;
+        }
     }
     /// A model without buffers.
     template <class Parameters>
@@ -268,7 +273,7 @@ public:
     /// Options, and the rule of each group.
     void agree_on(AgreementList& list) const {
         compare_sharding(list);
-        detail::agree_on(list, this->module_->options());
+        this->module_->agree_on(list);
         this->model_collectives_.agree_on(list);
         Optimizer::agree_on(list);
     }

@@ -296,6 +296,14 @@ protected:
     [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
     /// Whether refresh() takes this rule and this sharding.
     [[nodiscard]] bool can_refresh() const noexcept { return UpdateRule<Rule> && !shards_values(); }
+    /// After a failure: values that were moved to buckets stay there, which are then never freed.
+    static void leave_values(std::span<Group const> groups) noexcept {
+        for (Group const& group : groups) {
+            if (group.values) {
+                group.values->leave();
+            }
+        }
+    }
     /// By which all ranks sum a few words: see GradientParticipant::words().
     [[nodiscard]] detail::ControlCommunicator& words() noexcept {
         detail::ControlCommunicator* const words = detail::words_of(join_state_);
@@ -690,11 +698,7 @@ private:
                 device().finish(); // before the engine's memory ends
             });
         } catch (...) {
-            for (Group const& group : made) {
-                if (group.values) {
-                    group.values->leave();
-                }
-            }
+            leave_values(made);
             undo();
             throw;
         }

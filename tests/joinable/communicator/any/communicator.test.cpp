@@ -2,6 +2,7 @@
 #include <joinable/any_communicator.hpp>
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -39,6 +40,7 @@ using joinable::Mismatch;
 using joinable::ReduceOp;
 using joinable::ThreadCommunicator;
 
+static_assert(std::same_as<joinable::BasicAnyCommunicator<>, AnyCommunicator>);
 static_assert(!joinable::AllGathers<HouseCommunicator> && !joinable::HasDeadline<HouseCommunicator>);
 static_assert(joinable::ScalesScatteredSums<AnyCommunicator> && joinable::AllToAlls<AnyCommunicator>);
 static_assert(joinable::SendsAndReceives<AnyCommunicator> && joinable::Splits<AnyCommunicator>);

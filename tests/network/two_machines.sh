@@ -11,7 +11,7 @@ set -euo pipefail
 . "${BASH_SOURCE%/*}/link.sh"
 train=$(realpath "$1")
 mpirun=${3-}
-deadline=3  # seconds
+deadline=6  # seconds: other tests run beside ranks that are healthy
 patience=45 # seconds until all ranks have ended after a cut, on a busy machine: deadlines, and questions after them
 
 folder=$2/two_machines.$$

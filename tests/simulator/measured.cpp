@@ -3,7 +3,9 @@
 // beside what the simulator says. Then it measures the costs of these links, and compares what they choose with the
 // fastest of all plans. The ranks only wait most of the time, so two cores do for all of them.
 //
-//   measured [REPETITIONS]
+//   measured [REPETITIONS [RANKS...]]
+//
+// Without RANKS it runs groups of 2, 3, 4, 6, 8, 12 and 16 beside the simulator.
 //
 // Exit status: 1 if a run was faster than the simulator says, if alpha or B were measured wrong by more than 20 %, or if
 // the chosen plan was more than 20 % slower than the fastest. How much slower than simulated all are depends on the
@@ -14,6 +16,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <vector>
 
 #include <joinable/algorithms.hpp>
@@ -114,6 +117,11 @@ double loss_of(joinable::MessageCosts const& found, int ranks, std::size_t bytes
 
 int main(int count, char** arguments) {
     int const repetitions = count > 1 ? std::atoi(arguments[1]) : 5;
+    std::vector<int> groups{2, 3, 4, 6, 8, 12, 16};
+    if (count > 2) {
+        groups.clear();
+        std::transform(arguments + 2, arguments + count, std::back_inserter(groups), std::atoi);
+    }
     std::vector<double> ratios;
     std::printf(
         "%-40s %6s %8s %10s %10s %6s\n",
@@ -124,7 +132,7 @@ int main(int count, char** arguments) {
         "simulated",
         "ratio"
     );
-    for (int const ranks : {2, 3, 4, 6, 8, 12, 16}) {
+    for (int const ranks : groups) {
         for (std::size_t const bytes : {std::size_t{64}, std::size_t{1} << 18U}) {
             for (joinable::AllReducePlan const& plan : all_plans(ranks, 1U << 15U)) {
                 std::size_t const elements = bytes / sizeof(float);

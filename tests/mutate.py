@@ -3584,6 +3584,16 @@ MUTATIONS = [
         "communicator/nccl/threads.test.cpp", "memory is given and taken*",
     ),
     Mutation(
+        "places-that-nccl-writes-go-before-a-late-abort", "communicator/nccl/detail/rank.hpp",
+        "handle_.keep(std::move(place));", "",
+        "communicator/nccl/failure.test.cpp", "a split that NCCL finishes after a late abort*",
+    ),
+    Mutation(
+        "memory-of-nccl-goes-before-a-late-abort", "communicator/nccl/detail/handle.hpp",
+        "give_up(), std::exchange(kept_, nullptr));\n    }", "give_up());\n    }",
+        "communicator/nccl/arena.test.cpp", "an arena that goes during a late abort*",
+    ),
+    Mutation(
         "memory-of-nccl-is-zeroed-on-the-callers-stream", "communicator/nccl/detail/arenas.hpp",
         "check_cuda(cudaMemsetAsync(data, 0, bytes, own.get())", "check_cuda(cudaMemsetAsync(data, 0, bytes, rank_.caller())",
         "communicator/nccl/threads.test.cpp", "memory of a communicator is zeroed*",

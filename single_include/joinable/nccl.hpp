@@ -411,6 +411,15 @@ public:
 
     void add_holder(HoldsNcclKernels& holder) { holders_.push_back(&holder); }
     void remove_holder(HoldsNcclKernels& holder) noexcept { std::erase(holders_, &holder); }
+
+    /// From here on NCCL may write to `place`, or use what it owns, until forget() or until NCCL has ended
+    /// the handle. That may be after this object has gone, so the call that ends the handle keeps it.
+    void keep(std::shared_ptr<void> place) { kept_->push_back(std::move(place)); }
+    void forget(void const* place) noexcept {
+        if (kept_ != nullptr) {
+            std::erase_if(*kept_, [&](auto const& kept) { return kept.get() == place; });
+        }
+    }
     /// Call this before freeing anything that NCCL's kernels use.
     void release_kernels() noexcept {
         for (HoldsNcclKernels* const holder : holders_) {
@@ -429,7 +438,9 @@ public:
     /// For use after a failure: kernels and the handle end. Returns NCCL's result, which is in progress
     /// if NCCL has not returned within `time`; see within().
     [[nodiscard]] ncclResult_t abort(std::chrono::nanoseconds time) noexcept {
-        return comm_ == nullptr ? ncclSuccess : within(time, &ncclCommAbort, give_up());
+        return comm_ == nullptr
+                   ? ncclSuccess
+                   : within(time, &ncclCommAbort, give_up(), std::exchange(kept_, nullptr));
     }
     /// NCCL frees the handle. NCCL cannot destroy a handle that is not ready, as after a network
     /// failure: it would leave a group open on this thread. `is_finalized`: all ranks have finished
@@ -438,32 +449,56 @@ public:
         if (comm_ != nullptr) {
             bool const is_ready = is_finalized && state() == ncclSuccess;
             auto* const call = is_ready ? &ncclCommDestroy : &ncclCommAbort;
-            static_cast<void>(within(time, call, give_up()));
+            static_cast<void>(within(time, call, give_up(), std::exchange(kept_, nullptr)));
         }
     }
     /// Calls what frees a handle. NCCL then frees memory, for which CUDA waits for all work of the
     /// device, also that of other communicators, and a network may hold NCCL's own threads. So this
-    /// is called on a thread of its own, which after that time goes on with it alone. The device is the
-    /// one that is current here.
+    /// is called on a thread of its own, which after that time goes on with it alone. Until NCCL returns,
+    /// that thread owns `kept`, too. The device is the one that is current here.
     static ncclResult_t within(
-        std::chrono::nanoseconds time, ncclResult_t (*call)(ncclComm_t), ncclComm_t comm
+        std::chrono::nanoseconds time,
+        ncclResult_t (*call)(ncclComm_t),
+        ncclComm_t comm,
+        std::shared_ptr<void> kept = {}
     ) noexcept {
         int device = 0;
         static_cast<void>(cudaGetDevice(&device));
-        auto const run = [=] {
+        auto run = [=]() mutable {
             use_cuda_device(device);
-            return call(comm);
+            ncclResult_t const result = call(comm);
+            kept.reset(); // before the host goes on
+            return result;
         };
         try {
-            return run_within(time, run).value_or(ncclInProgress);
+            return run_within(time, std::move(run)).value_or(ncclInProgress);
         } catch (...) { // there is no thread
             return call(comm);
         }
     }
 
 private:
+    using Kept = std::vector<std::shared_ptr<void>>;
+
     ncclComm_t comm_ = nullptr;
     std::vector<HoldsNcclKernels*> holders_;
+    std::shared_ptr<Kept> kept_ = std::make_shared<Kept>(); ///< null: the handle has ended
+};
+
+/// A place for the handle of a group, which NCCL writes also if it could not make the group. A handle
+/// that is still there at the end is aborted.
+struct NcclSplit {
+    explicit NcclSplit(std::chrono::nanoseconds time) noexcept : deadline{time} {}
+    NcclSplit(NcclSplit const&) = delete;
+    NcclSplit& operator=(NcclSplit const&) = delete;
+    ~NcclSplit() {
+        if (made != nullptr) {
+            static_cast<void>(NcclHandle::within(deadline, &ncclCommAbort, made));
+        }
+    }
+
+    std::chrono::nanoseconds deadline;
+    ncclComm_t made = nullptr;
 };
 
 }}} // namespace joinable::v0::detail
@@ -993,6 +1028,18 @@ public:
         auto const is_done = [&] { return handle_.state() == ncclSuccess; };
         wait_until(is_done, doing, 0, concat(asynchronous_error, " while it ", doing));
     }
+    /// Submits one NCCL call by `call()`, named `name`, whose result NCCL writes to `place`, and waits
+    /// until NCCL has finished it. NCCL still writes there while an abort outlasts the deadline, so the
+    /// place lives until forget() or until NCCL has ended the handle.
+    template <class Call>
+    void finish_into(
+        std::shared_ptr<void> place, std::string_view name, std::string_view doing, Call const& call
+    ) {
+        handle_.keep(std::move(place));
+        on_device([&] { check(call(), name); });
+        finish_call(doing);
+    }
+    void forget(void const* place) noexcept { handle_.forget(place); }
 
     /// Submits NCCL calls by `issue()`, after the work on the stream `after`, such as the caller's.
     /// `collectives` is the number of collectives among them; messages do not count. Blocks only
@@ -1401,20 +1448,20 @@ public:
         check_alignment(alignment);
         constexpr std::size_t given = 256; // like cudaMalloc, which NCCL may call
         std::size_t const aligned = (std::max)(alignment, window_alignment);
-        auto segment = std::make_unique<Segment>();
+        auto const segment = std::make_shared<Segment>(rank_.device(), rank_.deadline());
         std::size_t space = bytes + aligned - given;
-        auto const take = [&] { return nccl_allocate(&segment->block, space); };
-        if (space < bytes || is_error(rank_.on_device(take))) {
+        void* block = nullptr;
+        if (space < bytes ||
+            is_error(rank_.on_device([&] { return nccl_allocate(&block, space); }))) {
             return {};
         }
+        segment->data = segment->block = block;
+        std::align(aligned, bytes, segment->data, space);
         segments_.push_back(segment.get());
         segment->owner = this;
-        segment->device = rank_.device();
-        segment->deadline = rank_.deadline();
-        segment->data = segment->block;
-        std::align(aligned, bytes, segment->data, space);
+        segment->of_arena = segment;
         auto* const data = static_cast<std::byte*>(segment->data);
-        Arena arena{data, bytes, &release, segment.release()};
+        Arena arena{data, bytes, &release, segment.get()};
         CudaStream own; // the caller's may wait for a collective of other ranks, or capture a graph
         rank_.on_device([&] {
             check_cuda(make_stream(own), "cudaStreamCreateWithFlags");
@@ -1435,13 +1482,14 @@ public:
         if (!all_ranks_have(nccl_can_register<ncclComm_t> && segment != nullptr)) {
             return false;
         }
-        rank_.on_device([&] {
-            rank_.check(
-                nccl_register(rank_.handle(), arena.data(), arena.bytes(), &segment->registration),
-                "the registration of an arena"
+        auto const start = [&] {
+            return nccl_register(
+                rank_.handle(), arena.data(), arena.bytes(), &segment->registration
             );
-        });
-        rank_.finish_call("registers an arena");
+        };
+        rank_.finish_into(
+            segment->of_arena, "the registration of an arena", "registers an arena", start
+        );
         if (!all_ranks_have(segment->registration != nullptr)) {
             deregister(*segment);
             return false;
@@ -1453,10 +1501,12 @@ public:
     /// the deadline, and has graphs release NCCL's kernels, because these may use registered
     /// memory.
     void deregister_all() noexcept {
-        bool const has_any = std::any_of(segments_.begin(), segments_.end(), [](Segment* segment) {
+        auto const is_registered = [](Segment* segment) {
             return segment->registration != nullptr;
-        });
-        if (has_any && finish()) {
+        };
+        bool const is_alive = rank_.handle() != nullptr; // else NCCL may still write registrations
+        if (is_alive && std::any_of(segments_.begin(), segments_.end(), is_registered) &&
+            finish()) {
             rank_.release_kernels();
             for (Segment* const segment : segments_) {
                 deregister(*segment);
@@ -1465,13 +1515,30 @@ public:
     }
 
 private:
+    /// The memory of an arena. The arena owns it, and while NCCL uses it the handle, too.
     struct Segment {
-        NcclArenas* owner = nullptr; ///< null: it was destroyed
-        int device = 0;
-        std::chrono::nanoseconds deadline{};
-        void* block = nullptr; ///< from NCCL's allocator
+        Segment(int device_of_rank, std::chrono::nanoseconds time) noexcept
+            : device{device_of_rank}, deadline{time} {}
+        Segment(Segment const&) = delete;
+        Segment& operator=(Segment const&) = delete;
+        /// Unlike cudaFree, freeing mapped memory does not wait for work that uses it. The wait here ends
+        /// at the deadline: see give_back().
+        ~Segment() {
+            if (block != nullptr) {
+                joinable::detail::give_back(device, deadline, [block = block] {
+                    wait_for_cuda_device();
+                    nccl_free(block);
+                });
+            }
+        }
+
+        int device;
+        std::chrono::nanoseconds deadline;
+        std::shared_ptr<Segment> of_arena; ///< null: the arena has gone
+        NcclArenas* owner = nullptr;       ///< null: it was destroyed
+        void* block = nullptr;             ///< from NCCL's allocator
         void* data = nullptr;
-        void* registration = nullptr; ///< null: none, or the handle was destroyed
+        void* registration = nullptr; ///< null: none. NCCL may write it until the handle has ended.
         Unwinding unwinding;
     };
 
@@ -1509,6 +1576,7 @@ private:
             nccl_deregister(rank_.handle(), segment.registration);
             segment.registration = nullptr;
         }
+        rank_.forget(&segment);
     }
 
     void take_back(Segment& segment) noexcept {
@@ -1522,17 +1590,12 @@ private:
         }
         std::erase(segments_, &segment);
     }
-    /// Unlike cudaFree, freeing mapped memory does not wait for work that uses it. The wait here ends at
-    /// the deadline: see give_back().
     static void release(void* context, std::byte*, std::size_t) noexcept {
-        std::unique_ptr<Segment> const segment{static_cast<Segment*>(context)};
+        std::shared_ptr<Segment> const segment =
+            std::move(static_cast<Segment*>(context)->of_arena);
         if (segment->owner != nullptr) {
             segment->owner->take_back(*segment);
         }
-        joinable::detail::give_back(segment->device, segment->deadline, [block = segment->block] {
-            wait_for_cuda_device();
-            nccl_free(block);
-        });
     }
 
     NcclRank& rank_;
@@ -2484,7 +2547,7 @@ public:
     /// Local. Zeroed device memory for register_arena(), from NCCL's allocator, or from the device
     /// if NCCL has none. An arena may outlive the communicator. If the arena is destroyed first,
     /// the host waits for all outstanding collectives, up to the deadline, or aborts them during
-    /// unwinding.
+    /// unwinding. If an abort outlasts the deadline, memory that NCCL may still use is freed after it.
     /// Destroy a CapturedStep that uses the arena before the arena.
     /// @throws ContractViolation  alignment is not a power of two.
     /// @throws CommunicationError  the device is out of memory.
@@ -2651,13 +2714,7 @@ public:
 
     /// Collective. Waits until all ranks have finished their outstanding work; aborts at the
     /// deadline, or at once during unwinding. NCCL's handle is freed in any case.
-    ~NcclCommunicator() {
-        close(true);
-        if (split_ != nullptr && rank_.is_here()) {
-            detail::CurrentCudaDevice const current{rank_.device(), std::nothrow};
-            static_cast<void>(detail::NcclHandle::within(rank_.deadline(), &ncclCommAbort, split_));
-        }
-    }
+    ~NcclCommunicator() { close(true); }
 
     /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
     /// then by their rank here. The group inherits deadline, stream and options. Aborting this
@@ -2677,18 +2734,17 @@ public:
         std::unique_ptr<detail::NcclControl> control;
         rank_.over_control([&](detail::NcclControl& whole) { control = whole.split(color, key); });
         ncclConfig_t config = config_of(options_);
-        rank_.on_device([&] {
-            rank_.check(
-                ncclCommSplit(rank_.handle(), color, key, &split_, &config), "ncclCommSplit"
-            );
+        auto const group = std::make_shared<detail::NcclSplit>(rank_.deadline());
+        rank_.finish_into(group, "ncclCommSplit", "splits the communicator", [&] {
+            return ncclCommSplit(rank_.handle(), color, key, &group->made, &config);
         });
-        rank_.finish_call("splits the communicator");
+        rank_.forget(group.get());
         NcclOptions options = options_;
         options.device = rank_.device();
         options.stream = rank_.caller();
         options.deadline = rank_.deadline();
         options.check = compares_collectives();
-        return NcclCommunicator{std::move(control), options, std::exchange(split_, nullptr)};
+        return NcclCommunicator{std::move(control), options, std::exchange(group->made, nullptr)};
     }
 
 private:
@@ -2769,9 +2825,6 @@ private:
     }
 
     NcclOptions options_;
-    /// The result of an unfinished split in NCCL, which is set even if this communicator is aborted
-    /// meanwhile.
-    ncclComm_t split_ = nullptr;
 };
 
 }} // namespace joinable::v0

@@ -42,18 +42,13 @@ void make_handle(ncclComm_t* place, std::shared_ptr<Member> member) {
     *place = new ncclComm{std::move(member)};
     live().insert(*place);
 }
-/// Nothing that is under way goes on.
-void end(Member& member) {
-    member.is_ended = true;
-    member.pending = nullptr;
-    if (ncclComm_t* const place = std::exchange(member.making, nullptr)) {
-        auto part = std::make_shared<Member>();
-        part->process = member.process;
-        part->world = std::make_shared<World>(1);
-        part->state = ncclInternalError;
-        make_handle(place, std::move(part));
-    }
-    changed().notify_all();
+/// A handle that is good for nothing but to be aborted.
+void make_broken_handle(ncclComm_t* place, Member const& member) {
+    auto part = std::make_shared<Member>();
+    part->process = member.process;
+    part->world = std::make_shared<World>(1);
+    part->state = ncclInternalError;
+    make_handle(place, std::move(part));
 }
 bool has_graphs(Member const& member) {
     return std::any_of(member.nodes.begin(), member.nodes.end(), [](auto const& node) {
@@ -189,8 +184,13 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     Member& member = member_of(comm, "ncclCommAbort");
     ncclResult_t const result = begin("ncclCommAbort", *member.process);
     require_no_graphs(member, "ncclCommAbort");
-    end(member);
+    member.is_ended = true; // nothing that is under way goes on
+    member.pending = nullptr;
+    changed().notify_all();
     changed().wait(lock, [&] { return !holds_aborts(*member.process); });
+    if (auto const write = std::exchange(member.last_write, nullptr)) {
+        write();
+    }
     if (result == ncclSuccess) {
         free_handle(comm);
     }
@@ -209,7 +209,9 @@ ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_
         *made = nullptr;
         std::size_t const number = member.splits++;
         member.world->splits[number][member.rank] = {color, key};
-        member.making = color == NCCL_SPLIT_NOCOLOR ? nullptr : made;
+        if (color != NCCL_SPLIT_NOCOLOR) {
+            member.last_write = [&member, made] { make_broken_handle(made, member); };
+        }
         changed().notify_all();
         bool const blocks = is_blocking(config, member.is_blocking);
         return start(lock, member, "ncclCommSplit", [&member, number, color, made, blocks] {
@@ -218,7 +220,7 @@ ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_
             if (static_cast<int>(said.size()) != world.size) {
                 return ncclInProgress;
             }
-            member.making = nullptr;
+            member.last_write = nullptr;
             if (color == NCCL_SPLIT_NOCOLOR) {
                 return ncclSuccess;
             }

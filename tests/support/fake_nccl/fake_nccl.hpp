@@ -38,7 +38,8 @@ void set_polls_in_progress(int polls);
 void set_version(int code);
 
 /// From now on ncclCommAbort ends the kernels of the calling thread's communicators, but returns only
-/// when this is false: as where it frees memory of a device that is busy with other work.
+/// when this is false: as where it frees memory of a device that is busy with other work. A split or a
+/// registration that it ends writes its result only then, too, as NCCL's thread does when the abort waits for it.
 void hold_aborts(bool holds);
 /// Waits until the aborts that are not held have returned.
 void wait_for_aborts();

@@ -200,6 +200,7 @@ ncclResult_t ncclCommWindowRegister(
                 die("ranks register windows of different sizes");
             }
         }
+        member.last_write = [made] { *made = nullptr; };
         changed().notify_all(); // this rank has come
         return start(lock, member, "ncclCommWindowRegister", [=, &member] {
             auto* const first = static_cast<std::byte*>(data);
@@ -216,6 +217,7 @@ ncclResult_t ncclCommWindowRegister(
             if (static_cast<int>(world.windows.at(number).size()) != world.size) {
                 return ncclInProgress;
             }
+            member.last_write = nullptr;
             *made = new ncclWindow_vidmem{&world, member.rank, number, first, bytes};
             memory().windows.insert(*made);
             return ncclSuccess;

@@ -85,8 +85,8 @@ struct Member {
     int polls = 0;
     /// An operation of a non-blocking communicator that is in progress: goes on, if it can.
     std::function<ncclResult_t()> pending;
-    ncclComm_t* making =
-        nullptr; ///< where a split that is pending puts its handle, also if it fails
+    /// What the thread of an operation that is pending still writes when it is aborted.
+    std::function<void()> last_write;
     std::size_t collectives = 0;
     std::size_t splits = 0;
     std::size_t windows = 0; ///< that it asked for

@@ -145,7 +145,7 @@ public:
     /// Local. Zeroed device memory for register_arena(), from NCCL's allocator, or from the device
     /// if NCCL has none. An arena may outlive the communicator. If the arena is destroyed first,
     /// the host waits for all outstanding collectives, up to the deadline, or aborts them during
-    /// unwinding.
+    /// unwinding. If an abort outlasts the deadline, memory that NCCL may still use is freed after it.
     /// Destroy a CapturedStep that uses the arena before the arena.
     /// @throws ContractViolation  alignment is not a power of two.
     /// @throws CommunicationError  the device is out of memory.

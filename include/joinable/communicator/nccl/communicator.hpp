@@ -80,13 +80,7 @@ public:
 
     /// Collective. Waits until all ranks have finished their outstanding work; aborts at the
     /// deadline, or at once during unwinding. NCCL's handle is freed in any case.
-    ~NcclCommunicator() {
-        close(true);
-        if (split_ != nullptr && rank_.is_here()) {
-            detail::CurrentCudaDevice const current{rank_.device(), std::nothrow};
-            static_cast<void>(detail::NcclHandle::within(rank_.deadline(), &ncclCommAbort, split_));
-        }
-    }
+    ~NcclCommunicator() { close(true); }
 
     /// Collective; blocks. The ranks with the same `color` (>= 0) form a group, ordered by `key`,
     /// then by their rank here. The group inherits deadline, stream and options. Aborting this
@@ -106,18 +100,17 @@ public:
         std::unique_ptr<detail::NcclControl> control;
         rank_.over_control([&](detail::NcclControl& whole) { control = whole.split(color, key); });
         ncclConfig_t config = config_of(options_);
-        rank_.on_device([&] {
-            rank_.check(
-                ncclCommSplit(rank_.handle(), color, key, &split_, &config), "ncclCommSplit"
-            );
+        auto const group = std::make_shared<detail::NcclSplit>(rank_.deadline());
+        rank_.finish_into(group, "ncclCommSplit", "splits the communicator", [&] {
+            return ncclCommSplit(rank_.handle(), color, key, &group->made, &config);
         });
-        rank_.finish_call("splits the communicator");
+        rank_.forget(group.get());
         NcclOptions options = options_;
         options.device = rank_.device();
         options.stream = rank_.caller();
         options.deadline = rank_.deadline();
         options.check = compares_collectives();
-        return NcclCommunicator{std::move(control), options, std::exchange(split_, nullptr)};
+        return NcclCommunicator{std::move(control), options, std::exchange(group->made, nullptr)};
     }
 
 private:
@@ -198,9 +191,6 @@ private:
     }
 
     NcclOptions options_;
-    /// The result of an unfinished split in NCCL, which is set even if this communicator is aborted
-    /// meanwhile.
-    ncclComm_t split_ = nullptr;
 };
 
 }} // namespace joinable::v0

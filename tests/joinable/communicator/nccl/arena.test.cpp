@@ -2,9 +2,11 @@
 #include <joinable/nccl.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -285,6 +287,46 @@ TEST_CASE("an arena goes before its communicator, after it, or after an abort") 
         });
         left.clear();
         check_nothing_is_left();
+    }
+}
+
+TEST_CASE("an arena that goes during a late abort is freed after it") {
+    for (bool const is_registered : {false, true}) {
+        for (int const world : {1, 2, 3, 4, 8}) {
+            Meeting gone{world};
+            std::atomic<std::size_t> used{0};
+            run_ranks({world}, [&](joinable::ThreadCommunicator& hosts) {
+                cuda(cudaSetDevice(hosts.rank()));
+                auto comm = std::make_unique<NcclCommunicator>(hosts);
+                std::optional<Arena> arena{comm->allocate(64)};
+                Registrations const registrations;
+                if (is_registered) {
+                    CHECK(comm->register_arena(*arena));
+                }
+                hosts.barrier();
+                fake_nccl::hold_aborts(true);
+                comm->set_deadline(std::chrono::milliseconds{300});
+                if (is_registered) {
+                    comm->abort({joinable::FailureKind::peer_failed, {0}, "enough"});
+                } else {
+                    if (hosts.rank() == world - 1) { // the others wait for it in NCCL
+                        (world == 1
+                             ? fake_nccl::fail_later
+                             : fake_nccl::fail_next)("ncclCommWindowRegister", ncclSystemError);
+                    }
+                    CHECK_THROWS_AS((void)comm->register_arena(*arena), joinable::Error);
+                }
+                used += registrations.since();
+                arena.reset();
+                comm.reset();
+                gone.meet();
+                CHECK(fake_nccl::live_memory() == used);
+                gone.meet();
+                fake_nccl::hold_aborts(false); // NCCL writes the registration now
+            });
+            wait_until([] { return fake_nccl::live_memory() == 0; });
+            check_nothing_is_left();
+        }
     }
 }
 

@@ -958,6 +958,26 @@ TEST_CASE("a split that fails on one rank ends all of them, and nothing of NCCL 
     CHECK(fake_nccl::live_communicators() == 0);
 }
 
+TEST_CASE("a split that NCCL finishes after a late abort is aborted, too") {
+    for (int const world : {1, 2, 3, 4, 8}) {
+        run_ranks({world}, [&](joinable::ThreadCommunicator& hosts) {
+            cuda(cudaSetDevice(hosts.rank()));
+            auto comm = std::make_unique<NcclCommunicator>(hosts);
+            hosts.barrier();
+            fake_nccl::hold_aborts(true);
+            comm->set_deadline(soon);
+            if (hosts.rank() == world - 1) { // the others wait for it in NCCL
+                (world == 1 ? fake_nccl::fail_later
+                            : fake_nccl::fail_next)("ncclCommSplit", ncclInternalError);
+            }
+            CHECK_THROWS_AS(static_cast<void>(comm->split(0, 0)), joinable::Error);
+            comm.reset();
+            fake_nccl::hold_aborts(false); // NCCL writes the handle of the group now
+        });
+        wait_until([] { return fake_nccl::live_communicators() == 0; });
+    }
+}
+
 TEST_CASE("a rank that ends before the others does not keep them from ending") {
     Meeting complete{2};
     auto const run = [&] {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -45,20 +46,20 @@ public:
         check_alignment(alignment);
         constexpr std::size_t given = 256; // like cudaMalloc, which NCCL may call
         std::size_t const aligned = (std::max)(alignment, window_alignment);
-        auto segment = std::make_unique<Segment>();
+        auto const segment = std::make_shared<Segment>(rank_.device(), rank_.deadline());
         std::size_t space = bytes + aligned - given;
-        auto const take = [&] { return nccl_allocate(&segment->block, space); };
-        if (space < bytes || is_error(rank_.on_device(take))) {
+        void* block = nullptr;
+        if (space < bytes ||
+            is_error(rank_.on_device([&] { return nccl_allocate(&block, space); }))) {
             return {};
         }
+        segment->data = segment->block = block;
+        std::align(aligned, bytes, segment->data, space);
         segments_.push_back(segment.get());
         segment->owner = this;
-        segment->device = rank_.device();
-        segment->deadline = rank_.deadline();
-        segment->data = segment->block;
-        std::align(aligned, bytes, segment->data, space);
+        segment->of_arena = segment;
         auto* const data = static_cast<std::byte*>(segment->data);
-        Arena arena{data, bytes, &release, segment.release()};
+        Arena arena{data, bytes, &release, segment.get()};
         CudaStream own; // the caller's may wait for a collective of other ranks, or capture a graph
         rank_.on_device([&] {
             check_cuda(make_stream(own), "cudaStreamCreateWithFlags");
@@ -79,13 +80,14 @@ public:
         if (!all_ranks_have(nccl_can_register<ncclComm_t> && segment != nullptr)) {
             return false;
         }
-        rank_.on_device([&] {
-            rank_.check(
-                nccl_register(rank_.handle(), arena.data(), arena.bytes(), &segment->registration),
-                "the registration of an arena"
+        auto const start = [&] {
+            return nccl_register(
+                rank_.handle(), arena.data(), arena.bytes(), &segment->registration
             );
-        });
-        rank_.finish_call("registers an arena");
+        };
+        rank_.finish_into(
+            segment->of_arena, "the registration of an arena", "registers an arena", start
+        );
         if (!all_ranks_have(segment->registration != nullptr)) {
             deregister(*segment);
             return false;
@@ -97,10 +99,12 @@ public:
     /// the deadline, and has graphs release NCCL's kernels, because these may use registered
     /// memory.
     void deregister_all() noexcept {
-        bool const has_any = std::any_of(segments_.begin(), segments_.end(), [](Segment* segment) {
+        auto const is_registered = [](Segment* segment) {
             return segment->registration != nullptr;
-        });
-        if (has_any && finish()) {
+        };
+        bool const is_alive = rank_.handle() != nullptr; // else NCCL may still write registrations
+        if (is_alive && std::any_of(segments_.begin(), segments_.end(), is_registered) &&
+            finish()) {
             rank_.release_kernels();
             for (Segment* const segment : segments_) {
                 deregister(*segment);
@@ -109,13 +113,30 @@ public:
     }
 
 private:
+    /// The memory of an arena. The arena owns it, and while NCCL uses it the handle, too.
     struct Segment {
-        NcclArenas* owner = nullptr; ///< null: it was destroyed
-        int device = 0;
-        std::chrono::nanoseconds deadline{};
-        void* block = nullptr; ///< from NCCL's allocator
+        Segment(int device_of_rank, std::chrono::nanoseconds time) noexcept
+            : device{device_of_rank}, deadline{time} {}
+        Segment(Segment const&) = delete;
+        Segment& operator=(Segment const&) = delete;
+        /// Unlike cudaFree, freeing mapped memory does not wait for work that uses it. The wait here ends
+        /// at the deadline: see give_back().
+        ~Segment() {
+            if (block != nullptr) {
+                joinable::detail::give_back(device, deadline, [block = block] {
+                    wait_for_cuda_device();
+                    nccl_free(block);
+                });
+            }
+        }
+
+        int device;
+        std::chrono::nanoseconds deadline;
+        std::shared_ptr<Segment> of_arena; ///< null: the arena has gone
+        NcclArenas* owner = nullptr;       ///< null: it was destroyed
+        void* block = nullptr;             ///< from NCCL's allocator
         void* data = nullptr;
-        void* registration = nullptr; ///< null: none, or the handle was destroyed
+        void* registration = nullptr; ///< null: none. NCCL may write it until the handle has ended.
         Unwinding unwinding;
     };
 
@@ -153,6 +174,7 @@ private:
             nccl_deregister(rank_.handle(), segment.registration);
             segment.registration = nullptr;
         }
+        rank_.forget(&segment);
     }
 
     void take_back(Segment& segment) noexcept {
@@ -166,17 +188,12 @@ private:
         }
         std::erase(segments_, &segment);
     }
-    /// Unlike cudaFree, freeing mapped memory does not wait for work that uses it. The wait here ends at
-    /// the deadline: see give_back().
     static void release(void* context, std::byte*, std::size_t) noexcept {
-        std::unique_ptr<Segment> const segment{static_cast<Segment*>(context)};
+        std::shared_ptr<Segment> const segment =
+            std::move(static_cast<Segment*>(context)->of_arena);
         if (segment->owner != nullptr) {
             segment->owner->take_back(*segment);
         }
-        joinable::detail::give_back(segment->device, segment->deadline, [block = segment->block] {
-            wait_for_cuda_device();
-            nccl_free(block);
-        });
     }
 
     NcclRank& rank_;

@@ -233,6 +233,18 @@ public:
         auto const is_done = [&] { return handle_.state() == ncclSuccess; };
         wait_until(is_done, doing, 0, concat(asynchronous_error, " while it ", doing));
     }
+    /// Submits one NCCL call by `call()`, named `name`, whose result NCCL writes to `place`, and waits
+    /// until NCCL has finished it. NCCL still writes there while an abort outlasts the deadline, so the
+    /// place lives until forget() or until NCCL has ended the handle.
+    template <class Call>
+    void finish_into(
+        std::shared_ptr<void> place, std::string_view name, std::string_view doing, Call const& call
+    ) {
+        handle_.keep(std::move(place));
+        on_device([&] { check(call(), name); });
+        finish_call(doing);
+    }
+    void forget(void const* place) noexcept { handle_.forget(place); }
 
     /// Submits NCCL calls by `issue()`, after the work on the stream `after`, such as the caller's.
     /// `collectives` is the number of collectives among them; messages do not count. Blocks only

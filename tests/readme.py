@@ -21,7 +21,7 @@
 A block that ends with "// Output:" prints the lines behind it, one with "// Throws: E" ends by that
 exception, and no other one throws. None takes a minute, and each runs in an empty folder. A block with a Checkpoint
 is skipped where nlohmann_json is not found. Declarations are those of README.md and of all pages, which are one program,
-because headers take most of its compile time. README.md has its first code before line 25 and at most 150 lines.
+because headers take most of its compile time; blocks of a source file are one file. README.md has its first code before line 25 and at most 150 lines.
 """
 import argparse
 import pathlib
@@ -196,7 +196,7 @@ def check_fragments(blocks, options, work):
 
 
 def check_sources(blocks, options, work):
-    """One source file of the blocks of a page that include other libraries. The definitions of the library are compiled elsewhere."""
+    """One source file of the blocks of all pages that include other libraries. The definitions of the library are compiled elsewhere."""
     found = []
     for block in blocks:
         if block.is_source():
@@ -286,8 +286,8 @@ tested = ("cmake", "cpp", "cuda", "sh")
 errors += [f"{b.place}: the language is none that is tested" for b in every if b.language not in tested]
 check_cuda(every, options, options.work)
 errors += check_fragments(every, options, options.work)
+check_sources(every, options, options.work)
 for page, blocks in pages.items():
-    check_sources(blocks, options, options.work)
     errors += check_program(page, blocks, options, options.work)
 for error in errors:
     print(error, file=sys.stderr)

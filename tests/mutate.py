@@ -848,6 +848,17 @@ MUTATIONS = [
         "interop/torch_optimizer.test.cpp", "a scheduler of libtorch*",
     ),
     Mutation(
+        "norms-to-clip-to-may-differ", "interop/torch_sharded.hpp",
+        "if (largest != mine) {", "if (false) {",
+        "interop/torch_sharded.test.cpp", "ranks that clip one step differently*",
+    ),
+    Mutation(
+        "smaller-norms-to-clip-to-are-taken", "interop/torch_sharded.hpp",
+        "std::array const mine{max_norm, -max_norm, norm_type, -norm_type};",
+        "std::array const mine{max_norm, -1.0, norm_type, -norm_type};",
+        "interop/torch_sharded.test.cpp", "ranks that clip one step differently*",
+    ),
+    Mutation(
         "values-of-modules-keep-their-memory", "interop/torch_sharded.hpp",
         "        storage.set_nbytes(bytes);\n", "",
         "interop/torch_values.test.cpp", "values of a libtorch module that ranks keep in parts*",

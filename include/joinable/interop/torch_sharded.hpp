@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -177,6 +178,33 @@ struct TorchClip {
     double norm_type = 2;
     double norm = 0; ///< before the last step that clipped
     bool is_due = false;
+
+    /// Refuses arguments that differ: each owner would clip by another factor. Collective.
+    void require_same(ShardGradients const& gradients) const {
+        std::array const mine{max_norm, -max_norm, norm_type, -norm_type};
+        std::array largest = mine;
+        gradients.max(largest);
+        if (largest != mine) {
+            throw Mismatch{
+                {},
+                concat(
+                    "clip_grad_norm_(): ranks clip one step by different arguments: max_norm from ",
+                    -largest[1],
+                    " to ",
+                    largest[0],
+                    ", norm_type from ",
+                    -largest[3],
+                    " to ",
+                    largest[2],
+                    ", here ",
+                    max_norm,
+                    " and ",
+                    norm_type,
+                    "; give the same on every rank"
+                )
+            };
+        }
+    }
 };
 
 }}} // namespace joinable::v0::detail
@@ -495,8 +523,10 @@ public:
     /// `max_norm`, after ShardedOptions::before_step. Call it between the backward pass and the step, equally on all ranks
     /// that have not joined, also before the step of a batch that was skipped: the step begins with a sum over all ranks,
     /// and no message tells a rank of it. With `ShardedOptions::before_step = ClipNorm{1}` each step clips, without calls.
-    /// Joined ranks clip as well. Local: the sums run within the step. See ClipNorm.
-    /// @throws ContractViolation  with step_in_backward, where parameters are stepped before all gradients are there.
+    /// Joined ranks clip as well. Local: the step sums, and compares these arguments, of which it throws Mismatch on all
+    /// ranks if they differ, before it changes a gradient or value. See ClipNorm.
+    /// @throws ContractViolation  with step_in_backward, where parameters are stepped before all gradients are there;
+    ///         or the norm's type is not above 0.
     void clip_grad_norm_(double max_norm, double norm_type = 2) {
         if (!clip_) {
             throw ContractViolation{
@@ -674,6 +704,7 @@ private:
                         return false;
                     }
                     if (is_due) {
+                        clip->require_same(gradients);
                         ClipNorm norm{clip->max_norm, {.norm_type = clip->norm_type}};
                         norm(gradients);
                         clip->norm = norm.norm();

@@ -210,6 +210,41 @@ TEST_CASE("a norm is clipped in one step of a sharded libtorch module") {
     });
 }
 
+TEST_CASE("ranks that clip one step differently are told so, and nothing is stepped") {
+    for (bool const differs_in_type : {false, true}) {
+        for (Sharding const sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
+            run_ranks({2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+                SmallNet model;
+                joinable::torch::ShardedDataParallel sharded{
+                    comm, model, adam, {.sharding = sharding}
+                };
+                bool const is_last = comm.rank() == comm.size() - 1;
+                std::vector<double> const before = numbers_of(*model);
+                loss_of(sharded.forward(inputs_of(0, 0)), 0, 0).backward();
+                if (differs_in_type) {
+                    sharded.clip_grad_norm_(1, is_last ? 1 : 2);
+                } else {
+                    sharded.clip_grad_norm_(is_last ? 0.5 : 1);
+                }
+                std::string text;
+                try {
+                    sharded.step();
+                } catch (joinable::Mismatch const& error) {
+                    text = error.what();
+                }
+                CHECK(
+                    text.find(
+                        differs_in_type
+                            ? ": max_norm from 1 to 1, norm_type from 1 to 2, here 1 and "
+                            : ": max_norm from 0.5 to 1, norm_type from 2 to 2, here "
+                    ) != std::string::npos
+                );
+                CHECK(numbers_of(*model) == before);
+            });
+        }
+    }
+}
+
 TEST_CASE(
     "a batch that fails within autograd is skipped, or the others hear of it, in each sharding"
 ) {

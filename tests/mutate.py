@@ -610,7 +610,7 @@ MUTATIONS = [
     ),
     Mutation(
         "refreshed-modules-are-not-followed", "interop/torch.hpp",
-        "        abort_if_throws(this->comm_, [&] { watch(); });\n", "",
+        "        unused_.clear();\n        watch();\n", "        unused_.clear();\n",
         "interop/torch_refresh.test.cpp", "a module that freezes*",
     ),
     Mutation(
@@ -733,6 +733,17 @@ MUTATIONS = [
         "if (round.will_sync() && !round.contributes() && !ddp_.leaves_joined_untouched()) {",
         "if (false) {",
         "interop/torch_module.test.cpp", "a joined rank keeps what*",
+    ),
+    Mutation(
+        "computed-parameters-are-trained", "interop/torch.hpp",
+        "if (!one.tensor.is_leaf()) {", "if (false) {",
+        "interop/torch_mistakes.test.cpp", "each mistake of a libtorch user*",
+    ),
+    Mutation(
+        "holders-without-a-module-are-for-their-rank-alone", "interop/torch.hpp",
+        "return abort_if_throws(comm, [&] { return buffers_of(torch_module_of(module), ignore); });",
+        "return buffers_of(torch_module_of(module), ignore);",
+        "interop/torch_mistakes.test.cpp", "each mistake of a libtorch user*",
     ),
     Mutation(
         "untouched-joined-ranks-drop-ignored-gradients", "interop/torch.hpp",

@@ -255,7 +255,7 @@ template <class Module>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The module itself, or the module that a holder or a pointer refers to.
+/// The module itself, or the module that a holder or a pointer refers to. Throws ContractViolation if it refers to none.
 template <class Module>
 auto& torch_module_of(Module& module) {
     constexpr bool is_module = requires { module.named_parameters(); };
@@ -265,6 +265,17 @@ auto& torch_module_of(Module& module) {
         "joinable::torch: expected a module of libtorch, a holder such as torch::nn::Sequential, or a pointer to a module"
     );
     if constexpr (!is_module && refers_to_one) {
+        bool is_empty = false;
+        if constexpr (requires { module.is_empty(); }) {
+            is_empty = module.is_empty();
+        } else if constexpr (requires { module == nullptr; }) {
+            is_empty = module == nullptr;
+        }
+        if (is_empty) {
+            throw ContractViolation{
+                "joinable::torch: a holder or a pointer was given that refers to no module; make the module first"
+            };
+        }
         return *module;
     } else {
         return module;
@@ -633,9 +644,17 @@ public:
             }
         }
     }
-    /// Notes which of these tensors have such gradients.
+    /// Notes which of these tensors have such gradients. Throws ContractViolation if one has no gradient to be added to.
     std::vector<NamedTorchTensor> mark(std::vector<NamedTorchTensor> tensors) const {
         for (NamedTorchTensor& one : tensors) {
+            if (!one.tensor.is_leaf()) {
+                throw ContractViolation{concat(
+                    "parameter ",
+                    one.name,
+                    " is computed from other tensors, so a backward pass adds no gradient to it; register the tensors that "
+                    "it is computed from, or what detach() and requires_grad_() make of it"
+                )};
+            }
             one.is_sparse = weights_.contains(one.tensor.unsafeGetTensorImpl());
         }
         return tensors;
@@ -732,6 +751,13 @@ BufferList buffers_of(Module& module, std::vector<std::string> const& ignore = {
         tensors.push_back({buffer.tensor});
     }
     return joinable::buffers(std::move(tensors));
+}
+
+/// The same for a constructor, whose other ranks learn of what it throws, as for a holder without a module.
+template <class Comm, class Holder>
+BufferList
+announced_buffers_of(Comm& comm, Holder& module, std::vector<std::string> const& ignore = {}) {
+    return abort_if_throws(comm, [&] { return buffers_of(torch_module_of(module), ignore); });
 }
 
 /// The passes of a torch::nn::Module. `Base` is joinable::DistributedDataParallel or joinable::ShardedDataParallel: autograd
@@ -861,7 +887,7 @@ protected:
         parameters_ = std::move(parameters);
         followed_.follow({}, {});
         unused_.clear();
-        abort_if_throws(this->comm_, [&] { watch(); });
+        watch();
     }
 
     Module& module_;
@@ -896,8 +922,11 @@ private:
         });
     }
 
+    /// After all ranks have accepted the module.
     void watch() {
-        gradients_.watch(parameters_, [this](std::size_t i) { on_gradient(i); });
+        abort_if_throws(this->join_communicator(), [&] {
+            gradients_.watch(parameters_, [this](std::size_t i) { on_gradient(i); });
+        });
     }
     void on_gradient(std::size_t i) {
         std::lock_guard const lock{in_use_};
@@ -1263,7 +1292,7 @@ private:
                   return list_of(detail::torch_module_of(module), options, views);
               }},
               comm,
-              detail::buffers_of(detail::torch_module_of(module), options.ignore),
+              detail::announced_buffers_of(comm, module, options.ignore),
               options,
               std::move(reduction)
           } {}

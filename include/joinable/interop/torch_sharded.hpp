@@ -617,7 +617,7 @@ private:
                   }
                   return joinable::parameters(std::move(tensors));
               },
-              detail::buffers_of(detail::torch_module_of(module)),
+              detail::announced_buffers_of(comm, module),
               std::move(rule),
               with_clip(options, clip)
           },

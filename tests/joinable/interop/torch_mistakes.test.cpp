@@ -277,10 +277,24 @@ Mistake const mistakes[] = {
          }
          joinable::torch::DistributedDataParallel ddp{comm, model};
      }},
-    {"an empty holder",
-     "Accessing empty ModuleHolder",
+    {"an empty holder on one rank",
+     "a holder or a pointer was given that refers to no module; make the module first",
      [](ThreadCommunicator& comm) {
-         torch::nn::Linear model{nullptr};
+         auto model = is_last(comm) ? torch::nn::Sequential{nullptr} : two_layers();
+         joinable::torch::DistributedDataParallel ddp{comm, model};
+     }},
+    {"a null pointer on one rank",
+     "a holder or a pointer was given that refers to no module; make the module first",
+     [](ThreadCommunicator& comm) {
+         auto model = is_last(comm) ? nullptr : two_layers().ptr();
+         joinable::torch::DistributedDataParallel ddp{comm, model};
+     }},
+    {"a parameter that is computed from others, on one rank",
+     "parameter twice is computed from other tensors, so a backward pass adds no gradient to it; register",
+     [](ThreadCommunicator& comm) {
+         auto model = two_layers();
+         Tensor const twice = model->parameters()[0] * 2;
+         model->register_parameter("twice", is_last(comm) ? twice : twice.detach());
          joinable::torch::DistributedDataParallel ddp{comm, model};
      }},
     {"a module made in InferenceMode",

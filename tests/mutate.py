@@ -3787,6 +3787,12 @@ MUTATIONS = [
         "bucket/compression.test.cpp", "*what ranks keep*",
     ),
     Mutation(
+        "powersgd-takes-rows-for-longer-than-they-are", "device/step.hpp",
+        "squared > 0 ? inner_product(block, before, row, count) / squared : 0;",
+        "squared > 0 ? inner_product(block, before, row, count) : 0;",
+        "bucket/compression.test.cpp", "a matrix of rank 2 travels*",
+    ),
+    Mutation(
         "powersgd-begins-a-round-early", "bucket/compression/power_sgd.hpp",
         "return rounds >= start_iteration;", "return rounds + 1 >= start_iteration;",
         "bucket/compression.test.cpp", "*PyTorch*,*bytes that*",

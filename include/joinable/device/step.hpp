@@ -136,7 +136,10 @@ orthogonalize(Block const& block, T* rows, std::size_t rank, std::size_t count, 
         for (int pass = 0; pass < (r == 0 ? 1 : 2); ++pass) {
             for (std::size_t other = 0; other < r; ++other) {
                 T const* const before = rows + other * count;
-                double const part = inner_product(block, before, row, count);
+                // With an epsilon a row is shorter than 1, so its part is taken by its own length.
+                double const squared = inner_product(block, before, before, count);
+                double const part =
+                    squared > 0 ? inner_product(block, before, row, count) / squared : 0;
                 block.each(count, [=](std::size_t i) {
                     double product;
                     JOINABLE_ROUNDED_PRODUCT(product, static_cast<double>(before[i]), part);

@@ -326,43 +326,55 @@ TEST_CASE("a bucket of 24 x 70 numbers sends the bytes that its reduction needs"
     });
 }
 
-TEST_CASE("a matrix of rank 2 travels by two vectors without loss, in whatever order it lies") {
+/// Vectors beyond the second one find only rounding errors.
+template <class Comm>
+void check_matrix_of_rank_2(Comm& comm, std::size_t vectors, double epsilon) {
+    std::vector<StridedParam> model = make_model(DType::f64);
+    model.erase(model.begin() + 2, model.end());
+    Reducer reducer{
+        comm,
+        joinable::parameters(model),
+        {},
+        joinable::PowerSgd{.rank = vectors, .start_iteration = 0, .epsilon = epsilon}
+    };
+    double const tolerance = epsilon == 0 ? 1e-10 : 1e-7;
+    double const ranks = comm.size();
+    for (int round = 0; round < 2; ++round) {
+        Numbers sums(24 * 70);
+        for (std::size_t k = 0; k < sums.size(); ++k) {
+            auto const i = static_cast<double>(k / 70);
+            auto const j = static_cast<double>(k % 70);
+            sums[k] =
+                ranks * std::sin(i) * (j + 1) + (ranks + 1) * ranks / 2 * std::cos(i) * std::sin(j);
+        }
+        for (std::size_t k = 0; k < sums.size(); ++k) {
+            auto const i = static_cast<double>(k / 70);
+            auto const j = static_cast<double>(k % 70);
+            double const own =
+                std::sin(i) * (j + 1) + (comm.rank() + 1) * std::cos(i) * std::sin(j);
+            model[0].grad.as<double>()(k / 70, k % 70) = own;
+            model[1].grad.as<double>()(k % 70, k / 70) = own;
+        }
+        reducer.prepare_for_backward(1.0);
+        reducer.mark_ready(1);
+        reducer.mark_ready(0);
+        reducer.finalize_backward();
+        CHECK(distance(read(model[0].grad), sums) < tolerance * ranks * ranks);
+        for (std::size_t k = 0; k < sums.size(); ++k) {
+            CHECK(
+                model[1].grad.as<double>()(k % 70, k / 70) ==
+                doctest::Approx(sums[k]).epsilon(10 * tolerance)
+            );
+        }
+    }
+}
+TEST_CASE(
+    "a matrix of rank 2 travels by two vectors or more without loss, in whatever order it lies"
+) {
     run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
-        std::vector<StridedParam> model = make_model(DType::f64);
-        model.erase(model.begin() + 2, model.end());
-        Reducer reducer{
-            comm,
-            joinable::parameters(model),
-            {},
-            joinable::PowerSgd{.rank = 2, .start_iteration = 0, .epsilon = 0}
-        };
-        double const ranks = comm.size();
-        for (int round = 0; round < 2; ++round) {
-            Numbers sums(24 * 70);
-            for (std::size_t k = 0; k < sums.size(); ++k) {
-                auto const i = static_cast<double>(k / 70);
-                auto const j = static_cast<double>(k % 70);
-                sums[k] = ranks * std::sin(i) * (j + 1) +
-                          (ranks + 1) * ranks / 2 * std::cos(i) * std::sin(j);
-            }
-            for (std::size_t k = 0; k < sums.size(); ++k) {
-                auto const i = static_cast<double>(k / 70);
-                auto const j = static_cast<double>(k % 70);
-                double const own =
-                    std::sin(i) * (j + 1) + (comm.rank() + 1) * std::cos(i) * std::sin(j);
-                model[0].grad.as<double>()(k / 70, k % 70) = own;
-                model[1].grad.as<double>()(k % 70, k / 70) = own;
-            }
-            reducer.prepare_for_backward(1.0);
-            reducer.mark_ready(1);
-            reducer.mark_ready(0);
-            reducer.finalize_backward();
-            CHECK(distance(read(model[0].grad), sums) < 1e-10 * ranks * ranks);
-            for (std::size_t k = 0; k < sums.size(); ++k) {
-                CHECK(
-                    model[1].grad.as<double>()(k % 70, k / 70) ==
-                    doctest::Approx(sums[k]).epsilon(1e-9)
-                );
+        for (std::size_t const vectors : {2U, 4U}) {
+            for (double const epsilon : {0.0, joinable::PowerSgd{}.epsilon}) {
+                check_matrix_of_rank_2(comm, vectors, epsilon);
             }
         }
     });
@@ -643,7 +655,7 @@ TEST_CASE("reductions deliver what PyTorch's communication hooks deliver, with u
             check_like_pytorch(
                 recorded,
                 [&] { return joinable::PowerSgd{.rank = rank, .start_iteration = 2}; },
-                1e-4
+                2e-4
             );
         }
     }

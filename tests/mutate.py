@@ -652,6 +652,11 @@ MUTATIONS = [
         "interop/torch.test.cpp", "a gradient penalty*",
     ),
     Mutation(
+        "gradients-beyond-the-graph-get-the-engine-s-text", "interop/torch.hpp",
+        "std::binary_search(unused_.begin(), unused_.end(), i)) {", "false) {",
+        "interop/torch_upstream.test.cpp", "layers that run again are refused*",
+    ),
+    Mutation(
         "hooks-pile-up-on-returned-parameters", "interop/torch.hpp",
         "return gradients_.watches(tensor); // a hook", "return false; // a hook",
         "interop/torch.test.cpp", "no hooks pile up*",

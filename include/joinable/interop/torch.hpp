@@ -932,8 +932,24 @@ private:
         std::lock_guard const lock{in_use_};
         require_no_graph(i);
         begin_reduction();
+        require_reached(i);
         is_ready_[i] = true;
         Base::mark_ready(i);
+    }
+    /// With find_unused the base was told what the graph of the outputs does not reach.
+    void require_reached(std::size_t i) {
+        // unused_ is in the order of the list. A round that does not sync asks nobody what is unused.
+        if (this->stage_ == Stage::backward &&
+            std::binary_search(unused_.begin(), unused_.end(), i)) {
+            this->guarded([&] {
+                throw ContractViolation{
+                    "parameter " + parameters_[i].name +
+                    " got a gradient, but the graph of what forward() returned does not reach it, so find_unused took "
+                    "it for unused; return all that the loss uses or, for layers that run again in the backward pass, "
+                    "turn static_graph on in place of find_unused"
+                };
+            });
+        }
     }
 
     /// Such a gradient would be averaged, but not its graph.

@@ -269,7 +269,7 @@ TEST_CASE(
                     comm, kind, false, {.gradient_as_bucket_view = views, .find_unused = true}
                 );
                 CHECK(has(text, "second."));
-                CHECK(has(text, "was said to be unused, but became ready"));
+                CHECK(has(text, "turn static_graph on in place of find_unused"));
             }
         });
     }

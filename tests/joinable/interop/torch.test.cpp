@@ -26,6 +26,7 @@
 #include <support/engines.hpp>
 #include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
+#include <support/torch_small_net.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/collectives.hpp>
@@ -45,6 +46,7 @@ using joinable_tests::engine_start;
 using joinable_tests::engine_target;
 using joinable_tests::run_process_ranks;
 using joinable_tests::run_ranks;
+using joinable_tests::small_net::RunsBlockAgain;
 using torch::Tensor;
 
 static_assert(joinable::models_tensor<Tensor>() && joinable::WritableTensor<Tensor const>);
@@ -687,42 +689,22 @@ TEST_CASE("a gradient penalty is no backward pass, with and without find_unused"
     }
 }
 
-/// Runs a layer again in the backward pass, in a backward pass of its own, as to save memory.
-struct RunsAgain : torch::autograd::Function<RunsAgain> {
-    static Tensor forward(
-        torch::autograd::AutogradContext* context, Tensor const& inputs, torch::nn::Linear* layer
-    ) {
-        context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
-        context->save_for_backward({inputs});
-        at::AutoGradMode const off{false};
-        return (*layer)->forward(inputs);
-    }
-    static torch::autograd::variable_list backward(
-        torch::autograd::AutogradContext* context, torch::autograd::variable_list const& gradients
-    ) {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): as forward() saved it
-        auto* const layer =
-            reinterpret_cast<torch::nn::Linear*>(context->saved_data["layer"].toInt());
-        Tensor const inputs = context->get_saved_variables()[0].detach().requires_grad_(true);
-        at::AutoGradMode const on{true};
-        (*layer)->forward(inputs).backward(gradients[0]);
-        return {inputs.grad(), Tensor{}};
-    }
-};
-
 TEST_CASE("a layer that runs again within the backward pass is averaged like the others") {
     for (bool const is_static : {false, true}) {
         run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {
             Net model;
             joinable::torch::DistributedDataParallel ddp{comm, model, {.static_graph = is_static}};
             Batch const batch{{comm.rank()}};
+            RunsBlockAgain::Run const second = [&](Tensor const& inputs) {
+                return model->second->forward(inputs);
+            };
             std::vector<Tensor> gradients;
             for (bool const runs_again : {false, false, true, true}) {
                 model->zero_grad();
                 Tensor const outputs = ddp.forward([&] {
                     Tensor const hidden = torch::tanh(model->first->forward(batch.inputs));
-                    Tensor const seen = runs_again ? RunsAgain::apply(hidden, &model->second)
-                                                   : model->second->forward(hidden);
+                    Tensor const seen =
+                        runs_again ? RunsBlockAgain::apply(hidden, &second) : second(hidden);
                     return seen + model->branch->forward(batch.inputs);
                 });
                 loss_of(outputs, batch).backward();
@@ -738,10 +720,10 @@ TEST_CASE("a layer that runs again within the backward pass is averaged like the
 }
 
 TEST_CASE("with static_graph a layer may run again twice, and without it a sentence says so") {
-    auto const outputs_of = [](Net& net, Batch const& batch, bool runs_again) {
+    using Run = RunsBlockAgain::Run;
+    auto const outputs_of = [](Net& net, Batch const& batch, Run const& block, bool runs_again) {
         auto const second = [&](Tensor const& inputs) {
-            return runs_again ? RunsAgain::apply(inputs, &net->second)
-                              : net->second->forward(inputs);
+            return runs_again ? RunsBlockAgain::apply(inputs, &block) : block(inputs);
         };
         Tensor const hidden = torch::tanh(net->first->forward(batch.inputs));
         return second(hidden) + second(2 * hidden) + net->branch->forward(batch.inputs);
@@ -750,10 +732,15 @@ TEST_CASE("with static_graph a layer may run again twice, and without it a sente
         run_ranks({1, 2, 3}, [&](ThreadCommunicator& all) {
             ThreadCommunicator comm = all.split(0, all.rank());
             Net model, alone;
+            auto const second_of = [](Net& net) -> Run {
+                return [&net](Tensor const& inputs) { return net->second->forward(inputs); };
+            };
+            Run const of_model = second_of(model), of_alone = second_of(alone);
             Tensor expected;
             for (int rank = 0; rank < comm.size(); ++rank) {
                 Batch const batch{{rank}};
-                Tensor const loss = loss_of(outputs_of(alone, batch, false), batch) / comm.size();
+                Tensor const loss =
+                    loss_of(outputs_of(alone, batch, of_alone, false), batch) / comm.size();
                 Tensor const own = torch::autograd::grad({loss}, {alone->second->weight})[0];
                 expected = expected.defined() ? expected + own : own;
             }
@@ -763,8 +750,8 @@ TEST_CASE("with static_graph a layer may run again twice, and without it a sente
             try {
                 for (int round = 0; round < 3; ++round) {
                     model->zero_grad();
-                    loss_of(ddp.forward([&] { return outputs_of(model, batch, true); }), batch)
-                        .backward();
+                    auto const pass = [&] { return outputs_of(model, batch, of_model, true); };
+                    loss_of(ddp.forward(pass), batch).backward();
                     CHECK(torch::allclose(model->second->weight.grad(), expected));
                 }
             } catch (std::exception const& error) {

@@ -4032,6 +4032,11 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "LossScaler*",
     ),
     Mutation(
+        "factors-of-casts-are-checked-as-those-of-sums", "bucket/reducer.hpp",
+        "rounds_factors<Comm, Reduction>()", "rounds_factors<Comm>()",
+        "bucket/travel.test.cpp", "a cast multiplies*",
+    ),
+    Mutation(
         "a-run-has-the-parts-of-its-bucket", "bucket/detail/run_parts.hpp",
         "return {parts_.data() + first_[bucket] + first, last - first};",
         "return {parts_.data() + first_[bucket] + 0 * first, last - first};",

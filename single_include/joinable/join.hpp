@@ -7346,6 +7346,9 @@ void agree_on_reduction(AgreementList& list, R const& reduction) {
 /// |-------------------------------------|------------------------------------------------------------------|
 /// | `R::sends`                          | false: gradients stay as they are on each rank. The reducer packs |
 /// |                                     | nothing, sends neither map nor order, and never calls start()    |
+/// | `R::rounds_factors`                 | whether a factor that f16 cannot hold is refused for gradients of |
+/// |                                     | f16; false if start() multiplies by it in f32. Without it, what  |
+/// |                                     | the communicator says (ScalesSums)                               |
 /// | `R::steps`                          | the collectives of a run, one after another; 1 if it is not there|
 /// | `reduction.advance(comm, run, step)`| starts the next one, for `step` from 1 to steps - 1, once the one|
 /// |                                     | before has ended; returns what start() returns, which may be     |
@@ -7427,14 +7430,15 @@ struct ReductionTurns {
 namespace joinable { inline namespace v0 { namespace detail {
 
 template <class C>
-concept says_whether_it_rounds = requires {
-    { C::rounds_factors } -> std::convertible_to<bool>;
-};
+concept says_whether_it_rounds = requires { bool{C::rounds_factors}; };
 
-/// Whether a communicator rounds the factors of its scaled sums: see ScalesSums.
-template <Communicator Comm>
+/// Whether a communicator rounds the factors of its scaled sums: see ScalesSums. A reduction that multiplies before the
+/// sum may say so itself.
+template <Communicator Comm, class Reduction = Comm>
 [[nodiscard]] consteval bool rounds_factors() {
-    if constexpr (says_whether_it_rounds<Comm>) {
+    if constexpr (says_whether_it_rounds<Reduction>) {
+        return Reduction::rounds_factors;
+    } else if constexpr (says_whether_it_rounds<Comm>) {
         return Comm::rounds_factors;
     } else {
         return !reduces_host_memory<Comm>;
@@ -9832,7 +9836,7 @@ public:
     /// @throws ContractViolation  gradients have f16, the sum multiplies by the factor and rounds it
     ///         (ScalesSums), and f16 cannot hold it. Nothing was changed.
     void check_factor(double factor) {
-        if (detail::rounds_factors<Comm>() && scales(comm_, *reduction_)) {
+        if (detail::rounds_factors<Comm, Reduction>() && scales(comm_, *reduction_)) {
             for (Bucket const& bucket : buckets()) {
                 detail::check_rounding(factor, bucket.buffer.dtype);
             }

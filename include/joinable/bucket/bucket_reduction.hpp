@@ -182,6 +182,9 @@ void agree_on_reduction(AgreementList& list, R const& reduction) {
 /// |-------------------------------------|------------------------------------------------------------------|
 /// | `R::sends`                          | false: gradients stay as they are on each rank. The reducer packs |
 /// |                                     | nothing, sends neither map nor order, and never calls start()    |
+/// | `R::rounds_factors`                 | whether a factor that f16 cannot hold is refused for gradients of |
+/// |                                     | f16; false if start() multiplies by it in f32. Without it, what  |
+/// |                                     | the communicator says (ScalesSums)                               |
 /// | `R::steps`                          | the collectives of a run, one after another; 1 if it is not there|
 /// | `reduction.advance(comm, run, step)`| starts the next one, for `step` from 1 to steps - 1, once the one|
 /// |                                     | before has ended; returns what start() returns, which may be     |

@@ -209,7 +209,7 @@ public:
     /// @throws ContractViolation  gradients have f16, the sum multiplies by the factor and rounds it
     ///         (ScalesSums), and f16 cannot hold it. Nothing was changed.
     void check_factor(double factor) {
-        if (detail::rounds_factors<Comm>() && scales(comm_, *reduction_)) {
+        if (detail::rounds_factors<Comm, Reduction>() && scales(comm_, *reduction_)) {
             for (Bucket const& bucket : buckets()) {
                 detail::check_rounding(factor, bucket.buffer.dtype);
             }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
@@ -13,14 +12,15 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 template <class C>
-concept says_whether_it_rounds = requires {
-    { C::rounds_factors } -> std::convertible_to<bool>;
-};
+concept says_whether_it_rounds = requires { bool{C::rounds_factors}; };
 
-/// Whether a communicator rounds the factors of its scaled sums: see ScalesSums.
-template <Communicator Comm>
+/// Whether a communicator rounds the factors of its scaled sums: see ScalesSums. A reduction that multiplies before the
+/// sum may say so itself.
+template <Communicator Comm, class Reduction = Comm>
 [[nodiscard]] consteval bool rounds_factors() {
-    if constexpr (says_whether_it_rounds<Comm>) {
+    if constexpr (says_whether_it_rounds<Reduction>) {
+        return Reduction::rounds_factors;
+    } else if constexpr (says_whether_it_rounds<Comm>) {
         return Comm::rounds_factors;
     } else {
         return !reduces_host_memory<Comm>;

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: BSL-1.0
 // How a bucket travels is a parameter: what the reducer asks of it, on ranks that contribute and on
 // ranks that do not.
+#include <cmath>
 #include <cstddef>
 #include <string_view>
 #include <tuple>
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/recording_communicator.hpp>
 
 #include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket_reduction.hpp>
+#include <joinable/bucket/compression/cast_to.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/communicator/shared_memory/run_threads.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
@@ -74,6 +77,12 @@ struct WithoutAdvance : joinable::AllReduce {
     static constexpr std::size_t steps = 2;
 };
 
+/// Says that its sums round factors, as NCCL's do.
+struct RoundsFactors : joinable_tests::CoreOnly<ThreadCommunicator> {
+    static constexpr bool rounds_factors = true;
+    using CoreOnly::CoreOnly;
+};
+
 static_assert(joinable::BucketReduction<ToOwners, ThreadCommunicator>);
 static_assert(!joinable::BucketReduction<WithoutAdvance, ThreadCommunicator>);
 static_assert(joinable::BucketReduction<joinable::AllReduce, ThreadCommunicator>);
@@ -122,6 +131,32 @@ TEST_CASE("a reduction that delivers to owners leaves gradients to them") {
             for (Parameter const& parameter : model) {
                 CHECK(parameter.grad == std::vector<float>(4, own)); // as the engine left them
             }
+        });
+    }
+}
+
+TEST_CASE("a cast multiplies gradients of f16 by factors that f16 and a sum of f16 cannot hold") {
+    for (int const size : {1, 2, 3, 4, 8}) {
+        joinable::run_threads(size, [&](ThreadCommunicator& threads) {
+            RoundsFactors comm{threads};
+            std::vector<joinable::Half> value(5);
+            float const number = 2048.0F * static_cast<float>(threads.rank() + 1);
+            std::vector<joinable::Half> gradient(5, joinable::Half{number});
+            struct Weights {
+                joinable::AnyView value, grad;
+            };
+            std::vector<Weights> model{{joinable::AnyView{value}, joinable::AnyView{gradient}}};
+            double const tokens = 3.0 * (1 << 21) * size; // f16 would be off by 12 % and more
+            Reducer reducer{
+                comm, joinable::parameters(model), {}, joinable::CastTo<joinable::DType::f32>{}
+            };
+            reducer.check_factor(1 / tokens);
+            reducer.prepare_for_backward(1 / tokens);
+            reducer.mark_ready(0);
+            reducer.finalize_backward();
+            double const exact = 1024.0 * size * (size + 1) / tokens;
+            auto const got = static_cast<double>(static_cast<float>(gradient[4]));
+            CHECK(std::abs(got - exact) <= exact * 0x1p-11); // rounded once
         });
     }
 }

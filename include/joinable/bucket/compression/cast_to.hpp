@@ -44,6 +44,7 @@ struct CastTo {
 
     static constexpr std::string_view name = detail::cast_names[static_cast<std::size_t>(To)];
     static constexpr bool delivers = Next::delivers;
+    static constexpr bool rounds_factors = false; ///< it multiplies before the sum, in f32 or f64
     static constexpr std::size_t steps = detail::steps_of<Next>;
 
     Next next{};

@@ -338,6 +338,16 @@ MUTATIONS = [
         "bucket/sparse.test.cpp", "*",
     ),
     Mutation(
+        "rows-of-16-bits-are-rounded-at-each-addition", "bucket/detail/impl/sparse_gradients.ipp",
+        "if constexpr (sizeof(T) == 2) {", "if constexpr (sizeof(T) == 1) {",
+        "bucket/sparse.test.cpp", "rows of 16 bits*",
+    ),
+    Mutation(
+        "rows-of-16-bits-as-dense-are-rounded-at-each-addition", "bucket/detail/impl/sparse_gradients.ipp",
+        "bool const is_half = is_any && is_half_precision(rows.values.dtype());", "bool const is_half = false;",
+        "bucket/sparse.test.cpp", "rows of 16 bits*",
+    ),
+    Mutation(
         "rows-as-dense-add-to-what-the-bucket-has", "bucket/detail/impl/sparse_gradients.ipp",
         "    fill_zero(place);\n    for (std::size_t k = 0; is_any", "    for (std::size_t k = 0; is_any",
         "bucket/sparse.test.cpp", "rows as dense gradients*",

@@ -45,21 +45,21 @@ struct EitherEmbedding : ViewedEmbedding {
     joinable::AnyView dense = {}; ///< in the place of `gradient`, if there is one
 };
 
-/// An embedding of complex numbers, whose gradients are rows.
-template <class Real>
-struct ComplexEmbedding {
-    using Number = std::complex<Real>;
+/// An embedding of any type of numbers, whose gradients are rows.
+template <class Number>
+struct NumberEmbedding {
     std::vector<Number> value = std::vector<Number>(Embedding::words * Embedding::width);
     std::optional<std::vector<std::int64_t>> indices = {};
     std::vector<Number> rows = {};
 };
+template <class Real>
+using ComplexEmbedding = NumberEmbedding<std::complex<Real>>;
 
 } // namespace joinable_tests
 
-template <class Real>
-struct joinable::parameter_traits<joinable_tests::ComplexEmbedding<Real>> {
-    using P = joinable_tests::ComplexEmbedding<Real>;
-    using Number = std::complex<Real>;
+template <class Number>
+struct joinable::parameter_traits<joinable_tests::NumberEmbedding<Number>> {
+    using P = joinable_tests::NumberEmbedding<Number>;
     static constexpr std::size_t width = joinable_tests::Embedding::width;
     static std::optional<StridedView<Number>> value(P& p) {
         return StridedView<Number>{

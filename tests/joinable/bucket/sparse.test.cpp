@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -745,6 +746,51 @@ TEST_CASE("rows as dense gradients are the sums of all ranks, with the bits of d
             });
         });
     }
+}
+
+TEST_CASE("rows of 16 bits are added in float, those of one rank and those of all") {
+    auto const check = []<class Number>(auto& comm, Number, bool as_dense) {
+        using Many = NumberEmbedding<Number>;
+        std::vector<Many> model(1);
+        DistributedDataParallel ddp{comm, model, DataParallelOptions{.sparse_as_dense = as_dense}};
+        Join join{participants(ddp)};
+        ddp.forward([] {});
+        ddp.backward([&](auto ready) {
+            // Index 2: as many rows of 1 as 16 bits cannot count one by one. Index 4: much of rank 0, little of others.
+            constexpr std::size_t count = std::is_same_v<Number, joinable::Half> ? 2500 : 300;
+            model[0].indices.emplace(count, 2);
+            model[0].indices->push_back(4);
+            model[0].rows.assign(count * width, Number{1.0F});
+            model[0].rows.insert(
+                model[0].rows.end(), width, Number{comm.rank() == 0 ? count * 0.8F : 0.5F}
+            );
+            ready(0);
+        });
+        double const unit = std::is_same_v<Number, joinable::Half> ? 0x1p-11 : 0x1p-8;
+        double const large = std::is_same_v<Number, joinable::Half> ? 2500 : 300;
+        std::map<std::int64_t, double> const exact{
+            {2, large}, {4, (0.8 * large + 0.5 * (comm.size() - 1)) / comm.size()}
+        };
+        for (std::size_t k = 0; k < model[0].indices->size(); ++k) {
+            std::int64_t const index = (*model[0].indices)[k];
+            double const wanted = exact.contains(index) ? exact.at(index) : 0.0;
+            for (std::size_t c = 0; c < width; ++c) {
+                auto const got =
+                    static_cast<double>(static_cast<float>(model[0].rows[k * width + c]));
+                CAPTURE(index);
+                CHECK(
+                    std::abs(got - wanted) <= 2 * unit * wanted
+                ); // few roundings, whatever the count
+            }
+        }
+        CHECK(model[0].indices->size() == (as_dense ? vocabulary : 2));
+    };
+    run_all_ranks({1, 2, 3, 4, 8}, [&](auto& comm) {
+        for (bool const as_dense : {false, true}) {
+            check(comm, joinable::Half{}, as_dense);
+            check(comm, joinable::BFloat16{}, as_dense);
+        }
+    });
 }
 
 TEST_CASE("a pass may add rows to averages that the engine was given, also where buckets move") {

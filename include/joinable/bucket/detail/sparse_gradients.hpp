@@ -125,7 +125,10 @@ private:
     [[nodiscard]] Gather indices_of(std::size_t i);
     [[nodiscard]] Gather values_of(std::size_t i);
     void add_up(std::size_t i);
-    /// Writes rows once each, ascending. Those of one index are added in the order in which they come.
+    /// Writes this rank's rows of `sparse` once each, after take_indices(): `sparse.mine`.
+    SparseRows coalesce_own(Sparse& sparse, SparseRows const& rows);
+    /// Writes rows once each, ascending. Those of one index are added in the order in which they come, those of 16 bits in
+    /// float.
     /// Complexity: n log n for n rows.
     void coalesce(Sparse const& sparse, RowList const& from, RowList& to);
 
@@ -142,6 +145,7 @@ private:
     RowList raw_;
     std::vector<std::size_t> rank_counts_;
     std::vector<std::size_t> order_;
+    std::vector<float> wide_; ///< the sum of the rows of an index, if they have 16 bits
     std::vector<std::int64_t>
         all_; ///< the indices of the most rows of a parameter that travel as dense
 };

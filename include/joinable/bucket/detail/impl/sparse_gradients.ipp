@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include <joinable/detail/text.hpp>
@@ -12,6 +13,20 @@
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// Adds rows of 16-bit numbers in float, and rounds once. `sums` has room for a row.
+template <class T>
+void add_in_float(
+    std::span<std::size_t const> rows, T const* from, std::span<float> sums, T* to
+) noexcept {
+    std::fill(sums.begin(), sums.end(), 0.0F);
+    for (std::size_t const row : rows) {
+        for (std::size_t c = 0; c < sums.size(); ++c) {
+            sums[c] += static_cast<float>(from[row * sums.size() + c]);
+        }
+    }
+    std::transform(sums.begin(), sums.end(), to, [](float sum) { return T{sum}; });
+}
 
 JOINABLE_DEFINITION
 SparseGradients::SparseGradients(ParameterList parameters, int rank, int size, bool as_dense)
@@ -123,12 +138,16 @@ JOINABLE_DEFINITION void SparseGradients::pack(std::size_t i) {
         zero(i);
         return;
     }
-    Sparse& sparse = at(i);
+    AnyView const mine = coalesce_own(at(i), rows).values;
+    scale_copy(mine, factor_, mine); // after the additions, as a dense gradient is
+}
+
+JOINABLE_DEFINITION SparseRows
+SparseGradients::coalesce_own(Sparse& sparse, SparseRows const& rows) {
     raw_.resize(raw_.indices.size(), sparse.row_bytes());
     copy(rows.values, rows_of(sparse, raw_).values);
     coalesce(sparse, raw_, sparse.mine);
-    AnyView const mine = rows_of(sparse, sparse.mine).values;
-    scale_copy(mine, factor_, mine); // after the additions, as a dense gradient is
+    return rows_of(sparse, sparse.mine);
 }
 
 JOINABLE_DEFINITION AnyView SparseGradients::row_at(AnyView const& rows, std::size_t row) {
@@ -140,14 +159,19 @@ JOINABLE_DEFINITION AnyView SparseGradients::row_at(AnyView const& rows, std::si
 }
 
 JOINABLE_DEFINITION void SparseGradients::scatter(std::size_t i, AnyView const& place) {
-    SparseRows const rows = parameters_[i].sparse_grad();
+    SparseRows rows = parameters_[i].sparse_grad();
     bool const is_any = take_indices(i, rows);
     if (is_any && is_all_of(i, place)) {
         return;
     }
+    bool const is_half = is_any && is_half_precision(rows.values.dtype());
+    if (is_half) {
+        rows = coalesce_own(at(i), rows);
+    }
+    auto const& indices = is_half ? at(i).mine.indices : raw_.indices;
     fill_zero(place);
-    for (std::size_t k = 0; is_any && k < raw_.indices.size(); ++k) {
-        add(row_at(rows.values, k), row_at(place, static_cast<std::size_t>(raw_.indices[k])));
+    for (std::size_t k = 0; is_any && k < indices.size(); ++k) {
+        add(row_at(rows.values, k), row_at(place, static_cast<std::size_t>(indices[k])));
     }
 }
 
@@ -224,6 +248,7 @@ SparseGradients::coalesce(Sparse const& sparse, RowList const& from, RowList& to
     });
     std::size_t const bytes = sparse.row_bytes();
     to.resize(order_.size(), bytes); // at most
+    wide_.resize(is_half_precision(sparse.dtype) ? sparse.row() : 0);
     std::size_t rows = 0;
     for (std::size_t first = 0; first < order_.size();) {
         std::size_t last = first + 1;
@@ -232,7 +257,14 @@ SparseGradients::coalesce(Sparse const& sparse, RowList const& from, RowList& to
         }
         AnyView const sum = row_of(sparse, to.values.data() + rows * bytes);
         fill_zero(sum); // as a dense gradient begins, so -0 becomes 0
-        for (std::size_t k = first; k < last; ++k) {
+        visit_floating(real_of(sparse.dtype), [&]<class T>(std::type_identity<T>) {
+            if constexpr (sizeof(T) == 2) {
+                auto const* const all = reinterpret_cast<T const*>(from.values.data());
+                std::span const same{order_.data() + first, last - first};
+                add_in_float<T>(same, all, wide_, static_cast<T*>(sum.data()));
+            }
+        });
+        for (std::size_t k = is_half_precision(sparse.dtype) ? last : first; k < last; ++k) {
             // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it is not written
             add(row_of(sparse, const_cast<std::byte*>(from.values.data()) + order_[k] * bytes),
                 sum);

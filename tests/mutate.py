@@ -4047,6 +4047,16 @@ MUTATIONS = [
         "bucket/travel.test.cpp", "a cast multiplies*",
     ),
     Mutation(
+        "gradients-of-f16-are-divided-and-rounded", "participant/sharded/detail/before_step.hpp",
+        "device, *this, has_f16}", "device, *this, false && has_f16}",
+        "participant/zero_redundancy_optimizer.test.cpp", "LossScaler refuses*",
+    ),
+    Mutation(
+        "only-owners-of-f16-refuse-to-divide", "participant/sharded/detail/before_step.hpp",
+        "shard.bucket().dtype == DType::f16;", "(shard.bucket().dtype == DType::f16 && !shard.kept().empty());",
+        "participant/zero_redundancy_optimizer.test.cpp", "LossScaler refuses*",
+    ),
+    Mutation(
         "a-run-has-the-parts-of-its-bucket", "bucket/detail/run_parts.hpp",
         "return {parts_.data() + first_[bucket] + first, last - first};",
         "return {parts_.data() + first_[bucket] + 0 * first, last - first};",

@@ -52,9 +52,11 @@ public:
         std::span<ShardGradient const> pieces,
         std::size_t parameters,
         Device& device,
-        detail::ShardSums& sums
+        detail::ShardSums& sums,
+        bool has_f16 = false
     ) noexcept
-        : pieces_{pieces}, parameters_{parameters}, device_{device}, sums_{sums} {}
+        : pieces_{pieces}, parameters_{parameters}, device_{device}, sums_{sums},
+          has_f16_{has_f16} {}
 
     [[nodiscard]] auto begin() const noexcept { return pieces_.begin(); }
     [[nodiscard]] auto end() const noexcept { return pieces_.end(); }
@@ -62,6 +64,8 @@ public:
     [[nodiscard]] DeviceId device() const noexcept { return device_.id(); }
     /// The number of parameters in all groups, on all ranks.
     [[nodiscard]] std::size_t parameter_count() const noexcept { return parameters_; }
+    /// Whether gradients of some rank are f16. The same on every rank.
+    [[nodiscard]] bool has_f16() const noexcept { return has_f16_; }
 
     /// Sums numbers over all ranks, in place, such as results from each rank's own gradients. With
     /// Sharding::none each rank has all gradients, and the numbers stay as they are. Where groups share the state, this and
@@ -105,6 +109,7 @@ private:
     std::size_t parameters_;
     Device& device_;
     detail::ShardSums& sums_;
+    bool has_f16_;
 };
 
 /// Options of a ClipNorm. They must be the same on every rank.
@@ -153,10 +158,11 @@ struct ClipValue {
     }
 };
 
-/// The scale of a loss, without which gradients of 16 bits would be too small for their type: the rule of PyTorch's
+/// The scale of a loss, without which what a pass computes in f16 would be too small for that type: the rule of PyTorch's
 /// GradScaler. The engine multiplies its loss by `scale`. As ZeroOptions::before_step, `std::ref(scaler)` beside
-/// `.shared = {scaler}`, it divides the averages by it, or skips the step on all ranks where one is not finite. In a Step
-/// there are the same averages on all ranks: there the body calls update().
+/// `.shared = {scaler}`, it divides the averages by it, or skips the step on all ranks where one is not finite. As there,
+/// gradients of f16 are refused: the quotients would be rounded to f16, and those that the scale has kept become 0. In a
+/// Step there are the same averages on all ranks: there the body calls update().
 struct LossScaler {
     double scale = 65536; ///< above 0
     double growth = 2;    ///< of the scale, after `interval` steps by finite gradients; at least 1
@@ -165,7 +171,8 @@ struct LossScaler {
     std::uint64_t steps = 0;       ///< by finite gradients, since the scale changed
 
     /// Collective. Allocates a number for each parameter.
-    /// @throws ContractViolation  what update() throws; the gradients are on a device without kernels. Nothing was changed.
+    /// @throws ContractViolation  what update() throws; gradients are f16, on all ranks if on one; they are on a device
+    ///         without kernels. Nothing was changed.
     bool operator()(ShardGradients const& gradients);
     /// Changes the scale as the rule says, and returns `are_finite`, which is whether to step. Local; all ranks say the
     /// same.

@@ -669,6 +669,29 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("LossScaler refuses gradients of f16 on all ranks, those that own none of them, too") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        joinable::LossScaler scaler;
+        std::vector<StridedParam> params = make({});
+        std::vector<StridedParam> halves = make({.dtype = DType::f16});
+        halves.erase(halves.begin() + 1, halves.end()); // of one owner
+        ZeroRedundancyOptimizer zero{
+            comm, params, Sgd{}, {.before_step = std::ref(scaler), .shared = {scaler}}
+        };
+        zero.add_parameter_group(halves, Sgd{});
+        backward(params, {}, comm.rank(), 0, [](std::size_t) {});
+        write(halves[0].grad, Numbers(halves[0].grad.numel(), 0.5));
+        auto const before = values_of(params);
+        std::string const why =
+            "LossScaler: gradients of f16 would be rounded to f16 after the division, so those that the scale has "
+            "kept would become 0; train values of f32, or of bf16, which need no scale";
+        CHECK_THROWS_WITH_AS(zero.step(), why.c_str(), ContractViolation);
+        CHECK(values_of(params) == before);
+        CHECK(scaler.scale == 65536);
+        CHECK(scaler.steps == 0);
+    });
+}
+
 TEST_CASE("a LossScaler whose members make no sense is refused in a sentence, and stays as it is") {
     using joinable::LossScaler;
     for (LossScaler scaler :

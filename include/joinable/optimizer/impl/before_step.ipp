@@ -187,6 +187,12 @@ inline void check_scaler(LossScaler const& scaler) {
 
 JOINABLE_DEFINITION bool LossScaler::operator()(ShardGradients const& gradients) {
     detail::check_scaler(*this);
+    if (gradients.has_f16()) {
+        throw ContractViolation{
+            "LossScaler: gradients of f16 would be rounded to f16 after the division, so those that the scale has kept "
+            "would become 0; train values of f32, or of bf16, which need no scale"
+        };
+    }
     std::vector<double> squares(gradients.parameter_count());
     gradients.sum_squares(squares);
     bool const are_finite = std::all_of(squares.begin(), squares.end(), [](double square) {

@@ -51,16 +51,18 @@ public:
     ) {
         pieces_.clear();
         std::size_t parameters = 0;
+        bool has_f16 = false;
         for (ShardGroup& group : groups) {
             for (OptimizerShard const& shard : group.shards) {
                 shard.append_gradients(group.parameters, group.gradients, group.first, pieces_);
+                has_f16 = has_f16 || shard.bucket().dtype == DType::f16;
             }
             parameters += group.parameters.size();
         }
         Device& device = device_of(comm_);
         device.finish(); // the engine's stream sees the gradients
         words_ = &words;
-        bool const steps = before_step(ShardGradients{pieces_, parameters, device, *this});
+        bool const steps = before_step(ShardGradients{pieces_, parameters, device, *this, has_f16});
         std::uint64_t steppers = steps ? 1 : 0;
         words.sum({&steppers, 1});
         auto const ranks = static_cast<std::uint64_t>(words.size());

@@ -56,7 +56,7 @@ template <class From, class To>
 using ScaleLoops =
     CompiledLoop<ScaleLoop<From, To>, std::byte const*, double, std::byte*, std::size_t>;
 
-/// The same for elements: those of 16 bits become floats first, or last.
+/// The same for elements: those of 16 bits become floats first, or last, so an f64 is rounded to float and then to 16 bits.
 template <class From, class To>
 void cast_elements(
     std::byte const* from, double factor, std::byte* to, std::size_t count

@@ -2616,12 +2616,15 @@ public:
         });
     }
 
-    /// The number of the next message to or from that rank.
-    [[nodiscard]] std::uint64_t count_message(int peer, bool is_send) noexcept {
-        Other& other = others_[as_index(peer)];
-        return is_send ? other.sent++ : other.received++;
+    /// How many messages this rank has posted to or from that rank.
+    [[nodiscard]] std::uint64_t messages(int peer, bool is_send) const noexcept {
+        Other const& other = others_[as_index(peer)];
+        return is_send ? other.sent : other.received;
     }
-
+    void count_message(int peer, bool is_send) noexcept {
+        Other& other = others_[as_index(peer)];
+        ++(is_send ? other.sent : other.received);
+    }
     /// MPI has cancelled a receive from that rank.
     void discount_receive(int peer) noexcept { --others_[as_index(peer)].received; }
     /// Whether that rank has sent more messages than were received here. @pre have_all_left()
@@ -2878,8 +2881,10 @@ public:
     [[nodiscard]] MpiOperation& post_message(bool is_send, int peer, int tag, Buffer buffer) {
         throw_if_aborted([&] { return std::string{is_send ? "a send" : "a receive"}; });
         lock_->notify();
-        std::uint64_t const number = peers_.count_message(peer, is_send);
-        return in_flight_.post_message(is_send, peer, tag, buffer, number);
+        std::uint64_t const number = peers_.messages(peer, is_send);
+        MpiOperation& operation = in_flight_.post_message(is_send, peer, tag, buffer, number);
+        peers_.count_message(peer, is_send); // not one for which there was no memory
+        return operation;
     }
     void finish(MpiOperation& operation) {
         auto const is_over = [&] { return progress(operation); };

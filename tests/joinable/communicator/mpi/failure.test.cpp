@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -589,6 +590,37 @@ TEST_CASE("a rank that leaves while others wait for it is PeerFailed at once") {
             CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
         }
     });
+}
+
+TEST_CASE("a message for which a rank of MPI has no memory does not count as its part") {
+    for (int const culprit : {0, 1}) { // sends, receives
+        run_mpi_groups({2, 3}, [&](MPI_Comm group) {
+            MpiCommunicator comm{group, {.deadline = std::chrono::seconds{5}}};
+            std::vector<std::byte> values(4'000'000); // MPI keeps no message of that size
+            joinable::Buffer const buffer{values.data(), values.size(), DType::u8};
+            joinable::Buffer const most{values.data(), std::size_t{1} << 60U, DType::u8};
+            auto const post = [&](joinable::Buffer const& one) {
+                return comm.rank() == 0 ? comm.send(one, 1) : comm.receive(one, 0);
+            };
+            if (comm.rank() == culprit) {
+                CHECK_THROWS_AS(static_cast<void>(post(most)), std::bad_alloc);
+                comm.barrier();
+            } else if (comm.rank() == 2) {
+                comm.barrier();
+            } else {
+                auto work = post(buffer);
+                comm.barrier();
+                check_thrown<joinable::PeerFailed>(
+                    std::vector{culprit},
+                    "rank " + std::to_string(culprit) + " left while rank " +
+                        std::to_string(comm.rank()) + " waits for it in " +
+                        (culprit == 0 ? "a receive from rank 0" : "a send to rank 1") +
+                        " with tag 0",
+                    [&] { work.wait(); }
+                );
+            }
+        });
+    }
 }
 
 TEST_CASE("a rank that does not come is named after the deadline, by waits and by tests") {

@@ -97,12 +97,15 @@ public:
         });
     }
 
-    /// The number of the next message to or from that rank.
-    [[nodiscard]] std::uint64_t count_message(int peer, bool is_send) noexcept {
-        Other& other = others_[as_index(peer)];
-        return is_send ? other.sent++ : other.received++;
+    /// How many messages this rank has posted to or from that rank.
+    [[nodiscard]] std::uint64_t messages(int peer, bool is_send) const noexcept {
+        Other const& other = others_[as_index(peer)];
+        return is_send ? other.sent : other.received;
     }
-
+    void count_message(int peer, bool is_send) noexcept {
+        Other& other = others_[as_index(peer)];
+        ++(is_send ? other.sent : other.received);
+    }
     /// MPI has cancelled a receive from that rank.
     void discount_receive(int peer) noexcept { --others_[as_index(peer)].received; }
     /// Whether that rank has sent more messages than were received here. @pre have_all_left()

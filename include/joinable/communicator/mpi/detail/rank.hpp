@@ -113,8 +113,10 @@ public:
     [[nodiscard]] MpiOperation& post_message(bool is_send, int peer, int tag, Buffer buffer) {
         throw_if_aborted([&] { return std::string{is_send ? "a send" : "a receive"}; });
         lock_->notify();
-        std::uint64_t const number = peers_.count_message(peer, is_send);
-        return in_flight_.post_message(is_send, peer, tag, buffer, number);
+        std::uint64_t const number = peers_.messages(peer, is_send);
+        MpiOperation& operation = in_flight_.post_message(is_send, peer, tag, buffer, number);
+        peers_.count_message(peer, is_send); // not one for which there was no memory
+        return operation;
     }
     void finish(MpiOperation& operation) {
         auto const is_over = [&] { return progress(operation); };

@@ -1622,6 +1622,29 @@ private:
     std::vector<std::uint64_t> words_;
 };
 
+/// `words` are an option of all ranks, 0 or 1, by rank. `option` is its name.
+/// @throws Mismatch  ranks differ.
+inline void check_same_option(
+    std::vector<std::uint64_t> const& words, std::string_view option, bool is_renumbered = false
+) {
+    auto const others = ranks_where(static_cast<int>(words.size()), [&](int rank) {
+        return words[as_index(rank)] != words[0];
+    });
+    if (!others.empty()) {
+        throw Mismatch{
+            others,
+            concat(
+                "options differ: ",
+                option,
+                words[0] != 0 ? ": rank 0 has true, rank " : ": rank 0 has false, rank ",
+                others.front(),
+                words[0] != 0 ? " has false" : " has true"
+            ),
+            is_renumbered
+        };
+    }
+}
+
 /// Collective. Whether all ranks compare collectives, because their options say so or JOINABLE_CHECK=collectives
 /// does. `option` is the option's name, and `share(word)` returns the words of all ranks, by rank.
 /// @throws Mismatch           ranks differ.
@@ -1651,22 +1674,7 @@ template <class Share>
             failed, failure_text(failed, "JOINABLE_CHECK has an unknown word there"), is_renumbered
         };
     }
-    auto const others =
-        ranks_where(size, [&](int rank) { return words[as_index(rank)] != words[0]; });
-    if (!others.empty()) {
-        throw Mismatch{
-            others,
-            concat(
-                "options differ: ",
-                option,
-                ", or JOINABLE_CHECK=collectives: rank 0 has ",
-                words[0] != 0 ? "true, rank " : "false, rank ",
-                others.front(),
-                words[0] != 0 ? " has false" : " has true"
-            ),
-            is_renumbered
-        };
-    }
+    check_same_option(words, concat(option, ", or JOINABLE_CHECK=collectives"), is_renumbered);
     return compares;
 }
 

@@ -169,6 +169,29 @@ private:
     std::vector<std::uint64_t> words_;
 };
 
+/// `words` are an option of all ranks, 0 or 1, by rank. `option` is its name.
+/// @throws Mismatch  ranks differ.
+inline void check_same_option(
+    std::vector<std::uint64_t> const& words, std::string_view option, bool is_renumbered = false
+) {
+    auto const others = ranks_where(static_cast<int>(words.size()), [&](int rank) {
+        return words[as_index(rank)] != words[0];
+    });
+    if (!others.empty()) {
+        throw Mismatch{
+            others,
+            concat(
+                "options differ: ",
+                option,
+                words[0] != 0 ? ": rank 0 has true, rank " : ": rank 0 has false, rank ",
+                others.front(),
+                words[0] != 0 ? " has false" : " has true"
+            ),
+            is_renumbered
+        };
+    }
+}
+
 /// Collective. Whether all ranks compare collectives, because their options say so or JOINABLE_CHECK=collectives
 /// does. `option` is the option's name, and `share(word)` returns the words of all ranks, by rank.
 /// @throws Mismatch           ranks differ.
@@ -198,22 +221,7 @@ template <class Share>
             failed, failure_text(failed, "JOINABLE_CHECK has an unknown word there"), is_renumbered
         };
     }
-    auto const others =
-        ranks_where(size, [&](int rank) { return words[as_index(rank)] != words[0]; });
-    if (!others.empty()) {
-        throw Mismatch{
-            others,
-            concat(
-                "options differ: ",
-                option,
-                ", or JOINABLE_CHECK=collectives: rank 0 has ",
-                words[0] != 0 ? "true, rank " : "false, rank ",
-                others.front(),
-                words[0] != 0 ? " has false" : " has true"
-            ),
-            is_renumbered
-        };
-    }
+    check_same_option(words, concat(option, ", or JOINABLE_CHECK=collectives"), is_renumbered);
     return compares;
 }
 
@@ -2233,7 +2241,7 @@ struct MpiOptions {
     /// JOINABLE_CHECK=collectives turns it on, too. Ranks agree on it when they make a communicator.
     bool check = false;
     /// Reductions of f16 and bf16 send f32 and round once. Otherwise MPI sends 16 bits and rounds
-    /// every combination of two.
+    /// every combination of two. Ranks that differ in it throw Mismatch when they make a communicator.
     bool wide = false;
 };
 
@@ -3514,8 +3522,9 @@ public:
     /// @throws TimedOut            some ranks did not come; MPI cannot tell which. They end at
     ///                             their own deadlines. From then on nothing frees `comm`.
     /// @throws CommunicationError  MPI reports an error.
-    /// @throws Mismatch            ranks differ in `check`, or in JOINABLE_CHECK=collectives; an unknown word there is a
-    ///                             ContractViolation, and PeerFailed on the others.
+    /// @throws Mismatch            ranks differ in `wide`, in `check`, or in JOINABLE_CHECK=collectives;
+    ///                             an unknown word there is a ContractViolation, and PeerFailed on the
+    ///                             others.
     explicit MpiCommunicator(
         MPI_Comm comm, MpiOptions const& options = {}, detail::MpiLimits limits = {}
     )
@@ -3619,6 +3628,7 @@ private:
         };
         if (parent == nullptr) {
             agreed.check = detail::agree_to_compare(options.check, "MpiOptions::check", share);
+            detail::check_same_option(share(options.wide ? 1U : 0U), "MpiOptions::wide");
         } else {
             static_cast<void>(share(0));
         }

@@ -111,8 +111,9 @@ public:
     /// @throws TimedOut            some ranks did not come; MPI cannot tell which. They end at
     ///                             their own deadlines. From then on nothing frees `comm`.
     /// @throws CommunicationError  MPI reports an error.
-    /// @throws Mismatch            ranks differ in `check`, or in JOINABLE_CHECK=collectives; an unknown word there is a
-    ///                             ContractViolation, and PeerFailed on the others.
+    /// @throws Mismatch            ranks differ in `wide`, in `check`, or in JOINABLE_CHECK=collectives;
+    ///                             an unknown word there is a ContractViolation, and PeerFailed on the
+    ///                             others.
     explicit MpiCommunicator(
         MPI_Comm comm, MpiOptions const& options = {}, detail::MpiLimits limits = {}
     )
@@ -216,6 +217,7 @@ private:
         };
         if (parent == nullptr) {
             agreed.check = detail::agree_to_compare(options.check, "MpiOptions::check", share);
+            detail::check_same_option(share(options.wide ? 1U : 0U), "MpiOptions::wide");
         } else {
             static_cast<void>(share(0));
         }

@@ -26,7 +26,7 @@ struct MpiOptions {
     /// JOINABLE_CHECK=collectives turns it on, too. Ranks agree on it when they make a communicator.
     bool check = false;
     /// Reductions of f16 and bf16 send f32 and round once. Otherwise MPI sends 16 bits and rounds
-    /// every combination of two.
+    /// every combination of two. Ranks that differ in it throw Mismatch when they make a communicator.
     bool wide = false;
 };
 

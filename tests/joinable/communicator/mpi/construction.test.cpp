@@ -333,6 +333,21 @@ TEST_CASE("JOINABLE_CHECK=collectives makes ranks of MPI compare collectives, al
     });
 }
 
+TEST_CASE("ranks of MPI that differ in whether 16-bit sums are wide are refused") {
+    for (bool const first : {false, true}) {
+        run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {
+            check_thrown<joinable::Mismatch>(
+                std::vector{1},
+                std::string{"options differ: MpiOptions::wide: rank 0 has "} +
+                    (first ? "true, rank 1 has false" : "false, rank 1 has true"),
+                [&] { MpiCommunicator const comm{group, {.wide = (rank_in(group) == 1) != first}}; }
+            );
+            MpiCommunicator comm{group, {.wide = true}};
+            comm.barrier();
+        });
+    }
+}
+
 TEST_CASE("ranks of MPI with other words in JOINABLE_CHECK, or an unknown one, are all told") {
     run_mpi_groups({2, 3, 4}, [](MPI_Comm group) {
         auto const text_with = [&](char const* word) -> std::string {

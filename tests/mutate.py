@@ -2968,6 +2968,16 @@ MUTATIONS = [
         "communicator/gloo/failure.test.cpp", "a rank over Gloo where no group can meet*",
     ),
     Mutation(
+        "ranks-that-gloo-connects-hear-nothing", "communicator/gloo/detail/rank.hpp",
+        "if (abort_reason()) {", "if (false) {",
+        "communicator/gloo/meeting.test.cpp", "a process that is killed before Gloo connects it*",
+    ),
+    Mutation(
+        "gloo-waits-five-times-as-long", "communicator/gloo/detail/mesh.hpp",
+        "wait_at_most(timeout, has_ended, look)", "wait_at_most(timeout * 100, has_ended, look)",
+        "communicator/gloo/meeting.test.cpp", "all of the construction over Gloo*",
+    ),
+    Mutation(
         "ranks-that-attach-hear-nothing", "communicator/tcp/impl/communicator.ipp",
         "around.hear ? around.hear() : std::nullopt", "std::optional<AbortReason>{}",
         "communicator/gloo/failure.test.cpp", "an abort of ranks over Gloo ends every wait*",

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -22,8 +24,10 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <joinable/communicator/detail/background_thread.hpp>
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/detail/hash.hpp>
+#include <joinable/detail/text.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -64,14 +68,16 @@ class GlooTransfers;
 class GlooMesh {
 public:
     /// Collective; blocks. `address` is this machine's. `share(own)` returns what all ranks gave,
-    /// by rank; all give the same number of bytes.
-    template <class Share>
+    /// by rank; all give the same number of bytes. `look()` is called while ranks connect, and throws
+    /// what ends them.
+    template <class Share, class Look>
     GlooMesh(
         int rank,
         int size,
         std::string const& address,
         std::chrono::nanoseconds timeout,
-        Share const& share
+        Share const& share,
+        Look const& look
     )
         : context_{std::make_shared<Context>(rank, size)} {
         WithoutSigpipe const at_device_thread;
@@ -80,7 +86,10 @@ public:
         auto const left = std::chrono::ceil<std::chrono::milliseconds>(timeout);
         context_->setTimeout((std::max)(left, std::chrono::milliseconds{1})
         ); // 0 means none to Gloo
-        context_->connect(device, share);
+        context_->share_addresses(device, share);
+        if (size > 1) {
+            context_->connect(timeout, look);
+        }
     }
     GlooMesh(GlooMesh const&) = delete;
     GlooMesh& operator=(GlooMesh const&) = delete;
@@ -102,7 +111,8 @@ private:
         using ::gloo::Context::Context;
 
         template <class Share>
-        void connect(std::shared_ptr<::gloo::transport::Device>& device, Share const& share) {
+        void
+        share_addresses(std::shared_ptr<::gloo::transport::Device>& device, Share const& share) {
             auto transport = device->createContext(rank, size);
             transport->setTimeout(getTimeout());
             // A rank has an address for each other one, which connects to it or is connected to.
@@ -119,15 +129,60 @@ private:
             }
             std::vector<char> const all = share(own);
             for (int other = 0; other < size; ++other) {
-                if (other != rank) {
-                    auto const* const address =
-                        &all[most * (ranks * as_index(other) + as_index(rank))];
-                    transport->getPair(other)->connect({address, address + bytes});
-                }
+                auto const address =
+                    all.begin() +
+                    static_cast<std::ptrdiff_t>(most * (ranks * as_index(other) + as_index(rank)));
+                addresses_.emplace_back(address, address + static_cast<std::ptrdiff_t>(bytes));
             }
             device_ = device;
             transportContext_ = std::move(transport);
         }
+        /// A thread connects, because Gloo blocks, for five times its timeout: this one looks
+        /// meanwhile whether it is in vain.
+        template <class Look>
+        void connect(std::chrono::nanoseconds timeout, Look const& look) {
+            std::atomic<int> awaited{-1};
+            std::atomic<bool> is_over{false};
+            std::packaged_task<void()> connecting{[&] {
+                for (int other = 0; other < size && !is_over; ++other) {
+                    if (other != rank) {
+                        awaited = other;
+                        getPair(other)->connect(addresses_[as_index(other)]);
+                    }
+                }
+            }};
+            std::future<void> end = connecting.get_future();
+            BackgroundThread const thread{
+                concat("the thread that connects rank ", rank, " by Gloo"), std::ref(connecting)
+            };
+            auto const has_ended = [&] {
+                return end.wait_for(std::chrono::milliseconds{10}) == std::future_status::ready;
+            };
+            auto const stop = [&] {
+                is_over = true;
+                do { // it may have begun with another one just before
+                    closeConnections();
+                } while (!has_ended());
+            };
+            try {
+                if (!wait_at_most(timeout, has_ended, look)) {
+                    throw std::runtime_error{concat(
+                        "rank ",
+                        awaited.load(),
+                        " is not connected after ",
+                        std::chrono::duration<double>(timeout).count(),
+                        " s"
+                    )};
+                }
+            } catch (...) {
+                stop();
+                throw;
+            }
+            end.get();
+        }
+
+    private:
+        std::vector<std::vector<char>> addresses_; ///< of the other ranks, for this one
     };
 
     std::shared_ptr<Context> context_;

@@ -57,7 +57,12 @@ public:
                 size(),
                 own_address_,
                 options_.connect_timeout,
-                [&](std::vector<char> const& own) { return share(control_, own); }
+                [&](std::vector<char> const& own) { return share(control_, own); },
+                [&] {
+                    if (abort_reason()) {
+                        throw_reason();
+                    }
+                }
             );
             lane_.emplace(*mesh_);
             messages_.emplace(*mesh_);

@@ -2763,6 +2763,11 @@ MUTATIONS = [
         "communicator/shared_memory/engine/slices.test.cpp", "no rank names itself*",
     ),
     Mutation(
+        "a-rank-waits-for-what-it-has-completed", "communicator/shared_memory/engine/impl/endpoint.ipp",
+        "Arrival::waiting || is_done(sequence); },", "Arrival::waiting; },",
+        "communicator/shared_memory/engine/endpoint.test.cpp", "*reuse its lines",
+    ),
+    Mutation(
         "each-sum-in-slices-has-a-deadline-of-its-own", "communicator/shared_memory/engine/impl/endpoint.ipp",
         "    is_patience_over_ = true;\n", "",
         "communicator/shared_memory/engine/slices.test.cpp", "*waits one deadline for all",

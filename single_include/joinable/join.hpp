@@ -24909,7 +24909,8 @@ void Endpoint<Group, Memory>::finish(std::uint64_t sequence) {
     }
     Pending const& pending = pending_of(sequence);
     wait_for_others(
-        [&] { return arrival_of(sequence) != Arrival::waiting; },
+        // Where the wait has completed it, others may have reused its lines.
+        [&] { return arrival_of(sequence) != Arrival::waiting || is_done(sequence); },
         [&] { return board_.missing(sequence); },
         "arrive",
         [&] { return "waits in " + pending.signature.text(); }

@@ -2101,6 +2101,16 @@ MUTATIONS = [
         "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked*",
     ),
     Mutation(
+        "a-helper-has-arenas-of-its-rank", "communicator/shared_memory/impl/process.ipp",
+        "return rank_here().memory().allocate(", "return rank_.memory().allocate(",
+        "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked says*",
+    ),
+    Mutation(
+        "a-helper-computes-for-its-rank", "communicator/shared_memory/group/board_communicator.hpp",
+        "return {rank_here().group().board(), rank_.rank()};", "return {rank_.group().board(), rank_.rank()};",
+        "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked says*",
+    ),
+    Mutation(
         "a-helper-waits-for-works-of-its-rank", "communicator/detail/work_of.hpp",
         "        rank_->require_here(rank_->rank());\n", "",
         "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked*",

@@ -24136,7 +24136,8 @@ public:
     }
 
     /// For ProgressThread.
-    [[nodiscard]] Helper helper() noexcept { return {rank_.group().board(), rank_.rank()}; }
+    /// @throws ContractViolation  this is a process that the rank has forked.
+    [[nodiscard]] Helper helper() { return {rank_here().group().board(), rank_.rank()}; }
 
 protected:
     /// A place in a group that split() makes.
@@ -24157,6 +24158,12 @@ protected:
     /// The part of split() that precedes the new communicator.
     [[nodiscard]] Slot allot_slot(int color, int key);
 
+    /// @throws ContractViolation  this is a process that the rank has forked.
+    [[nodiscard]] Rank& rank_here() {
+        rank_.require_here(rank_.rank());
+        return rank_;
+    }
+
     Rank rank_;
 
 private:
@@ -24168,11 +24175,6 @@ private:
 
     [[nodiscard]] Rank& own_rank() noexcept { return rank_; }
     [[nodiscard]] Rank const& own_rank() const noexcept { return rank_; }
-    /// @throws ContractViolation  this is a process that the rank has forked.
-    [[nodiscard]] Rank& rank_here() {
-        rank_.require_here(rank_.rank());
-        return rank_;
-    }
     Work post(Request const& request) { return {rank_, rank_here().post(request)}; }
     Work post_message(bool is_send, int peer, int tag, Buffer buffer) {
         return {rank_, rank_here().post_message(is_send, peer, tag, buffer)};
@@ -26227,7 +26229,8 @@ public:
     /// When that is full, further arenas are on the heap, and their buffers are copied like any
     /// others. An arena may outlive the communicator but not the process. One thread at a time may
     /// use or destroy an arena or its communicator.
-    /// @throws ContractViolation  alignment is not a power of two.
+    /// @throws ContractViolation  alignment is not a power of two, or this is a process that the rank has
+    ///                            forked: the rank may use the same memory.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment);
 
@@ -27542,7 +27545,7 @@ JOINABLE_DEFINITION ProcessCommunicator ProcessCommunicator::split(int color, in
 }
 
 JOINABLE_DEFINITION Arena ProcessCommunicator::allocate(std::size_t bytes, std::size_t alignment) {
-    return rank_.memory().allocate(bytes, alignment);
+    return rank_here().memory().allocate(bytes, alignment);
 }
 
 JOINABLE_DEFINITION Arena ProcessCommunicator::share(std::size_t bytes) {
@@ -27623,7 +27626,8 @@ public:
     /// outlive this object, and MPI must still run when this object is destroyed. Only a thread that
     /// may use `comm` constructs or destroys this object.
     /// @throws std::system_error  the system cannot start another thread.
-    /// @throws ContractViolation  MPI runs with a lower level than MPI_THREAD_MULTIPLE.
+    /// @throws ContractViolation  MPI runs with a lower level than MPI_THREAD_MULTIPLE, or this is a process that
+    ///                            a thread or process rank has forked.
     template <class Comm>
     explicit ProgressThread(Comm& comm) {
         static_assert(

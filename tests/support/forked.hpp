@@ -13,6 +13,7 @@
 #include <support/failed_checks.hpp>
 #include <support/hang.hpp>
 
+#include <joinable/communicator/capabilities.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/step.hpp>
@@ -73,6 +74,10 @@ void check_helpers_of(Comm& comm) {
             CHECK_THROWS_AS(comm.abort({}), joinable::ContractViolation);
             CHECK_THROWS_AS(comm.keep_alive(), joinable::ContractViolation);
             CHECK_THROWS_AS(work.wait(), joinable::ContractViolation);
+            if constexpr (joinable::AllocatesArena<
+                              Comm>) { // it would be memory that the rank uses, too
+                CHECK_THROWS_AS(static_cast<void>(comm.allocate(64)), joinable::ContractViolation);
+            }
             std::destroy_at(&work);
             std::destroy_at(&comm);
         }));

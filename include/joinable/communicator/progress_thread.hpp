@@ -47,7 +47,8 @@ public:
     /// outlive this object, and MPI must still run when this object is destroyed. Only a thread that
     /// may use `comm` constructs or destroys this object.
     /// @throws std::system_error  the system cannot start another thread.
-    /// @throws ContractViolation  MPI runs with a lower level than MPI_THREAD_MULTIPLE.
+    /// @throws ContractViolation  MPI runs with a lower level than MPI_THREAD_MULTIPLE, or this is a process that
+    ///                            a thread or process rank has forked.
     template <class Comm>
     explicit ProgressThread(Comm& comm) {
         static_assert(

@@ -110,7 +110,8 @@ public:
     /// When that is full, further arenas are on the heap, and their buffers are copied like any
     /// others. An arena may outlive the communicator but not the process. One thread at a time may
     /// use or destroy an arena or its communicator.
-    /// @throws ContractViolation  alignment is not a power of two.
+    /// @throws ContractViolation  alignment is not a power of two, or this is a process that the rank has
+    ///                            forked: the rank may use the same memory.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment);
 

@@ -45,6 +45,7 @@
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/make_arena.hpp>
+#include <joinable/communicator/progress_thread.hpp>
 #include <joinable/device/arena.hpp>
 
 namespace {
@@ -858,6 +859,9 @@ TEST_CASE("a process that a rank has forked says nothing for it when it ends") {
         auto group = comm.split(0, 0);
         check_helpers_of(group);
         check_helpers_of(comm);
+        CHECK(succeeds_in_fork([&] {
+            CHECK_THROWS_AS(joinable::ProgressThread{comm}, ContractViolation);
+        }));
     });
 }
 

@@ -37,7 +37,8 @@ public:
     }
 
     /// For ProgressThread.
-    [[nodiscard]] Helper helper() noexcept { return {rank_.group().board(), rank_.rank()}; }
+    /// @throws ContractViolation  this is a process that the rank has forked.
+    [[nodiscard]] Helper helper() { return {rank_here().group().board(), rank_.rank()}; }
 
 protected:
     /// A place in a group that split() makes.
@@ -58,6 +59,12 @@ protected:
     /// The part of split() that precedes the new communicator.
     [[nodiscard]] Slot allot_slot(int color, int key);
 
+    /// @throws ContractViolation  this is a process that the rank has forked.
+    [[nodiscard]] Rank& rank_here() {
+        rank_.require_here(rank_.rank());
+        return rank_;
+    }
+
     Rank rank_;
 
 private:
@@ -69,11 +76,6 @@ private:
 
     [[nodiscard]] Rank& own_rank() noexcept { return rank_; }
     [[nodiscard]] Rank const& own_rank() const noexcept { return rank_; }
-    /// @throws ContractViolation  this is a process that the rank has forked.
-    [[nodiscard]] Rank& rank_here() {
-        rank_.require_here(rank_.rank());
-        return rank_;
-    }
     Work post(Request const& request) { return {rank_, rank_here().post(request)}; }
     Work post_message(bool is_send, int peer, int tag, Buffer buffer) {
         return {rank_, rank_here().post_message(is_send, peer, tag, buffer)};

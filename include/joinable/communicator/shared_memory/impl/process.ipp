@@ -54,7 +54,7 @@ JOINABLE_DEFINITION ProcessCommunicator ProcessCommunicator::split(int color, in
 }
 
 JOINABLE_DEFINITION Arena ProcessCommunicator::allocate(std::size_t bytes, std::size_t alignment) {
-    return rank_.memory().allocate(bytes, alignment);
+    return rank_here().memory().allocate(bytes, alignment);
 }
 
 JOINABLE_DEFINITION Arena ProcessCommunicator::share(std::size_t bytes) {

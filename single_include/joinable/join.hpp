@@ -24587,9 +24587,11 @@ public:
     [[nodiscard]] bool test(std::uint64_t sequence);
 
     /// Makes progress, by at most this rank's own share if that is not computed yet. A rank that
-    /// tests during other work thus does no more than the others. Also moves slices of other
-    /// collectives, for which other ranks may wait. Returns whether its buffers are final.
+    /// tests during other work thus does no more than the others. Also advances others. Returns
+    /// whether its buffers are final.
     [[nodiscard]] bool progress(std::uint64_t sequence);
+    /// Moves slices of this rank's collectives `but` one: other ranks may wait for them.
+    void advance_others(std::uint64_t but = ~std::uint64_t{0}) noexcept;
 
     /// Makes progress, by up to that many shares. Returns whether this rank's buffers are final.
     [[nodiscard]] bool try_finish(std::uint64_t sequence, int shares);
@@ -24835,11 +24837,7 @@ bool Endpoint<Group, Memory>::progress(std::uint64_t sequence) {
     if (try_finish(sequence, is_first ? 1 : size())) {
         return true;
     }
-    for (std::uint64_t other = retired_; Memory::needs_slices && other != next_; ++other) {
-        if (other != sequence && has_slices(other)) {
-            advance_other(other);
-        }
-    }
+    advance_others(sequence);
     group_.look_for_deaths(); // a rank that polls may never wait
     return false;
 }
@@ -25110,6 +25108,15 @@ bool Endpoint<Group, Memory>::has_slices(std::uint64_t sequence) noexcept {
     Pending const& pending = pending_of(sequence);
     return can_compute(sequence) &&
            (pending.has_agreed ? pending.is_sliced : Pipeline::is_needed(board_, sequence));
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::advance_others(std::uint64_t but) noexcept {
+    for (std::uint64_t other = retired_; Memory::needs_slices && other != next_; ++other) {
+        if (other != but && has_slices(other)) {
+            advance_other(other);
+        }
+    }
 }
 
 template <class Group, class Memory>
@@ -25574,6 +25581,7 @@ bool GroupRank<Memory>::test(Message& message) {
 template <class Memory>
 bool GroupRank<Memory>::progress(Message& message) {
     if (message.pending != nullptr && !is_over(message)) {
+        this->advance_others();
         group_.look_for_deaths(); // a rank that polls may never wait
         return false;
     }
@@ -26177,7 +26185,7 @@ struct AttachOptions {
 ///
 /// From 512 KiB on (2 MiB if ranks share cores), an all_reduce, reduce or broadcast moves in slices
 /// if any rank's buffer is in no arena. Ranks copy slices in and out while others compute. Every
-/// rank copies its own slices inside wait() or test() of any collective of this communicator, so a rank
+/// rank copies its own slices inside wait() or test() of any collective or message of this communicator, so a rank
 /// that computes something else then delays the others. A wait in a group that was split from it copies
 /// none: wait for such a sum before this rank waits in another communicator.
 ///

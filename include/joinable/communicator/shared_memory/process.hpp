@@ -58,7 +58,7 @@ struct AttachOptions {
 ///
 /// From 512 KiB on (2 MiB if ranks share cores), an all_reduce, reduce or broadcast moves in slices
 /// if any rank's buffer is in no arena. Ranks copy slices in and out while others compute. Every
-/// rank copies its own slices inside wait() or test() of any collective of this communicator, so a rank
+/// rank copies its own slices inside wait() or test() of any collective or message of this communicator, so a rank
 /// that computes something else then delays the others. A wait in a group that was split from it copies
 /// none: wait for such a sum before this rank waits in another communicator.
 ///

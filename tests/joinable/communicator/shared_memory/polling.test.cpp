@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -86,6 +87,32 @@ TEST_CASE("a loop of tests of a message ends at the deadline, and names the othe
             }
             ++counts.timed_out;
         });
+    }
+}
+
+TEST_CASE("a loop of tests of a message moves the slices of sums for which other ranks wait") {
+    for (bool const is_send : {true, false}) {
+        for (bool const is_tested : {true, false}) {
+            run_with_counts({2, 3}, [&](auto& comm, PollCounts&) {
+                constexpr std::size_t count = 700'001; // more than a rank stages at once
+                std::vector<float> values(count, 1.0F);
+                auto sum = comm.all_reduce({values.data(), count, DType::f32}, ReduceOp::sum);
+                std::int32_t value = comm.rank();
+                joinable::Buffer const buffer{&value, 1, DType::i32};
+                if (comm.rank() == 0) {
+                    comm.set_deadline(std::chrono::seconds{20});
+                    auto work = is_send ? comm.send(buffer, 1) : comm.receive(buffer, 1);
+                    while (!(is_tested ? work.test() : work.progress())) {
+                    }
+                }
+                sum.wait();
+                if (comm.rank() == 1) { // comes when its sum is there
+                    (is_send ? comm.receive(buffer, 0) : comm.send(buffer, 0)).wait();
+                }
+                CHECK(values == std::vector<float>(count, static_cast<float>(comm.size())));
+                CHECK((comm.rank() > 1 || value == (is_send ? 0 : 1)));
+            });
+        }
     }
 }
 

@@ -73,9 +73,11 @@ public:
     [[nodiscard]] bool test(std::uint64_t sequence);
 
     /// Makes progress, by at most this rank's own share if that is not computed yet. A rank that
-    /// tests during other work thus does no more than the others. Also moves slices of other
-    /// collectives, for which other ranks may wait. Returns whether its buffers are final.
+    /// tests during other work thus does no more than the others. Also advances others. Returns
+    /// whether its buffers are final.
     [[nodiscard]] bool progress(std::uint64_t sequence);
+    /// Moves slices of this rank's collectives `but` one: other ranks may wait for them.
+    void advance_others(std::uint64_t but = ~std::uint64_t{0}) noexcept;
 
     /// Makes progress, by up to that many shares. Returns whether this rank's buffers are final.
     [[nodiscard]] bool try_finish(std::uint64_t sequence, int shares);

@@ -124,11 +124,7 @@ bool Endpoint<Group, Memory>::progress(std::uint64_t sequence) {
     if (try_finish(sequence, is_first ? 1 : size())) {
         return true;
     }
-    for (std::uint64_t other = retired_; Memory::needs_slices && other != next_; ++other) {
-        if (other != sequence && has_slices(other)) {
-            advance_other(other);
-        }
-    }
+    advance_others(sequence);
     group_.look_for_deaths(); // a rank that polls may never wait
     return false;
 }
@@ -399,6 +395,15 @@ bool Endpoint<Group, Memory>::has_slices(std::uint64_t sequence) noexcept {
     Pending const& pending = pending_of(sequence);
     return can_compute(sequence) &&
            (pending.has_agreed ? pending.is_sliced : Pipeline::is_needed(board_, sequence));
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::advance_others(std::uint64_t but) noexcept {
+    for (std::uint64_t other = retired_; Memory::needs_slices && other != next_; ++other) {
+        if (other != but && has_slices(other)) {
+            advance_other(other);
+        }
+    }
 }
 
 template <class Group, class Memory>

@@ -121,6 +121,7 @@ bool GroupRank<Memory>::test(Message& message) {
 template <class Memory>
 bool GroupRank<Memory>::progress(Message& message) {
     if (message.pending != nullptr && !is_over(message)) {
+        this->advance_others();
         group_.look_for_deaths(); // a rank that polls may never wait
         return false;
     }

@@ -2753,6 +2753,12 @@ MUTATIONS = [
         "participant/process_training.test.cpp", "a rank that is killed*",
     ),
     Mutation(
+        "a-death-that-is-half-recorded-stays-so", "communicator/shared_memory/board/impl/board.ipp",
+        "        has_lost_.store(true);\n        state_of(rank).is_dead.store(true);",
+        "        state_of(rank).is_dead.store(true);\n        has_lost_.store(true);",
+        "communicator/shared_memory/board/board.test.cpp", "a rank that is killed while it records*",
+    ),
+    Mutation(
         "test-without-deadline", "communicator/shared_memory/engine/impl/endpoint.ipp",
         "return has_polled_too_long([&] { return board_.missing(sequence); }, \"arrive\") &&", "return false &&",
         "communicator/shared_memory/polling.test.cpp", "a loop of tests beside a rank*",

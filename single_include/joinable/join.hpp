@@ -22042,8 +22042,8 @@ Board::mark_dead(int rank, int number, AbortReason const& reason, int burier) no
     }
     reason_.take_over(number, reason, burier, [this] { freeze(); });
     if (rank >= 0) { // after that: a rank that sees it asks for the reason
-        state_of(rank).is_dead.store(true);
         has_lost_.store(true);
+        state_of(rank).is_dead.store(true); // last: from here on others do not repeat this
     }
     room.wake();
 }

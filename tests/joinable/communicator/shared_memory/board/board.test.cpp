@@ -2,11 +2,16 @@
 // The board lies in memory that it was given, at whatever address: here at two at once.
 #include <joinable/communicator/shared_memory/board/board.hpp>
 
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <support/board_group.hpp>
@@ -111,6 +116,29 @@ TEST_CASE("an exception names no ranks of a larger communicator") {
             CHECK(ranks == (origin < 0 ? std::vector{1, 9} : std::vector<int>{}));
         }
     }
+}
+
+TEST_CASE("a rank that is killed while it records a death leaves the rest of it to the others") {
+    std::size_t const bytes = Board::bytes_for(3);
+    joinable_tests::SeenTwice const memory{bytes};
+    Board& board = Board::create(3, {static_cast<std::byte*>(memory.addresses[0]), bytes});
+    constexpr std::uint64_t sequence = 0;
+    board.begin_computing(1, joinable::detail::Worker::rank, sequence); // and dies there
+    AbortReason const reason{FailureKind::peer_failed, {1}, "its process died"};
+    board.abort(reason, 0);
+    pid_t const recorder = fork();
+    if (recorder == 0) { // it ends where it first writes to what precedes the states of ranks
+        std::signal(SIGSEGV, SIG_DFL);
+        mprotect(memory.addresses[0], sizeof(Board), PROT_READ);
+        board.mark_dead(1, 1, reason, 2);
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(recorder, &status, 0);
+    CHECK(WIFSIGNALED(status));
+    board.mark_dead(1, 1, reason, 0); // as each rank does that finds it
+    CHECK(board.is_dead(1));
+    CHECK(board.may_be_lost(sequence));
 }
 
 } // namespace

@@ -2101,6 +2101,11 @@ MUTATIONS = [
         "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked*",
     ),
     Mutation(
+        "a-helper-changes-the-deadline-of-its-rank", "communicator/shared_memory/process/impl/process_segment.ipp",
+        "outcome_ != nullptr && is_here()", "outcome_ != nullptr",
+        "communicator/shared_memory/process.test.cpp", "a process that a rank has forked changes no*",
+    ),
+    Mutation(
         "a-helper-has-arenas-of-its-rank", "communicator/shared_memory/impl/process.ipp",
         "return rank_here().memory().allocate(", "return rank_.memory().allocate(",
         "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked says*",

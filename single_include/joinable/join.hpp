@@ -25832,7 +25832,7 @@ public:
     ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Room>> storage);
 
     /// After a failure, the process that started this one waits this long for the others. Only the
-    /// deadline of the outermost group counts.
+    /// deadline of the outermost group counts, and only in the rank's own process.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept;
 
 private:
@@ -26132,7 +26132,7 @@ ProcessRank::ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Roo
 
 JOINABLE_DEFINITION std::chrono::nanoseconds
 ProcessRank::set_deadline(std::chrono::nanoseconds deadline) noexcept {
-    if (outcome_ != nullptr) {
+    if (outcome_ != nullptr && is_here()) {
         outcome_->deadline.store(deadline.count());
     }
     return GroupRank::set_deadline(deadline);

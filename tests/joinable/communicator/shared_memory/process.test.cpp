@@ -27,6 +27,7 @@
 
 #include <doctest/doctest.h>
 #include <support/core_dump.hpp>
+#include <support/forked.hpp>
 #include <support/keep_alive.hpp>
 #include <support/process_ranks.hpp>
 #include <support/segment_ranks.hpp>
@@ -680,6 +681,20 @@ TEST_CASE("a process that a rank has forked, and that leaves the body, says noth
         doctest::Contains("its process ended with status 3"),
         PeerFailed
     );
+}
+
+TEST_CASE("a process that a rank has forked changes no deadline of that rank") {
+    using std::chrono::seconds;
+    joinable::detail::ProcessSegment segment{1};
+    ProcessCommunicator comm{segment, 0};
+    comm.set_deadline(seconds{70});
+    CHECK(succeeds_in_fork([&] {
+        CHECK(comm.set_deadline(seconds{1}) == seconds{70});
+        CHECK(comm.set_deadline(seconds{2}) == seconds{1}); // its copy has one of its own
+    }));
+    std::chrono::nanoseconds const told{segment.outcome(0).deadline.load()};
+    CHECK(told == seconds{70});
+    CHECK(comm.set_deadline(seconds{80}) == seconds{70});
 }
 
 } // namespace

@@ -91,7 +91,7 @@ public:
     ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Room>> storage);
 
     /// After a failure, the process that started this one waits this long for the others. Only the
-    /// deadline of the outermost group counts.
+    /// deadline of the outermost group counts, and only in the rank's own process.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept;
 
 private:

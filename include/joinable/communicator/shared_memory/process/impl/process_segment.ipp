@@ -122,7 +122,7 @@ ProcessRank::ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Roo
 
 JOINABLE_DEFINITION std::chrono::nanoseconds
 ProcessRank::set_deadline(std::chrono::nanoseconds deadline) noexcept {
-    if (outcome_ != nullptr) {
+    if (outcome_ != nullptr && is_here()) {
         outcome_->deadline.store(deadline.count());
     }
     return GroupRank::set_deadline(deadline);

@@ -19,7 +19,7 @@ endfunction()
 function(build_project folder)
     run(${CMAKE_COMMAND} -S ${sources}/${folder} -B ${build} -G Ninja
         -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${prefix}
-        -DJOINABLE_SOURCE=${PROJECT} ${ARGN}
+        -DJOINABLE_SOURCE=${PROJECT}
     )
     run(${CMAKE_COMMAND} --build ${build})
     set(done "${done}" PARENT_SCOPE)
@@ -33,14 +33,7 @@ if(CONSUMER STREQUAL "install") # for those that look for the package
     run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
     return()
 endif()
-if(CONSUMER STREQUAL "single_headers")
-    build_project(single_headers)
-    run(${build}/consumer_once)
-elseif(CONSUMER STREQUAL "cxx_23")
-    build_project(fetch_content -DCMAKE_CXX_STANDARD=23)
-else()
-    build_project(${CONSUMER})
-endif()
+build_project(${CONSUMER})
 if(CONSUMER STREQUAL "find_package")
     # A program of both kinds is refused, whichever file comes first; the symbol says why.
     foreach(mixed mixed reversed)

@@ -4,10 +4,9 @@
 # whichever header they name. The others (interop) are copies. What single headers hold for definitions alone they
 # lack where a program compiles these once, so there the header itself is included.
 set(JOINABLE_INCLUDE ${PROJECT_BINARY_DIR}/forward)
-# Those that amalgamate.py writes, in its order; src.hpp holds definitions alone.
+# Those that amalgamate.py writes, in its order.
 file(STRINGS ${PROJECT_SOURCE_DIR}/single_include/amalgamate.py singles REGEX "^    \"join ")
 string(REGEX MATCHALL "[a-z_]+" singles "${singles}")
-list(REMOVE_ITEM singles src)
 foreach(single IN LISTS singles)
     set(path_${single} ${PROJECT_SOURCE_DIR}/single_include/joinable/${single}.hpp)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${path_${single}})

@@ -534,7 +534,7 @@ TEST_CASE("a rank has the bytes that ZeRO's formulas say, in all of a training r
         std::size_t const state = dtype == DType::f32 ? 4 + 4 : 4 + 4 + 4; // bf16 has masters
         for (Sharding const sharding :
              {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
-            run_ranks({1, 2, 4, 8}, [&](ThreadCommunicator& comm) {
+            run_participants({1, 2, 4, 8}, [&](ThreadCommunicator& comm) {
                 bool const has_all_gradients = sharding == Sharding::optimizer;
                 bool const has_all_values = sharding != Sharding::parameters;
                 auto const world = static_cast<std::size_t>(comm.size());

@@ -87,7 +87,11 @@ TEST_CASE("ranks on devices train as ranks on the host do, and hold the same bit
 
 TEST_CASE("each rule trains to the same bits on devices, whatever is sharded there") {
     Text const held_out = uneven_texts(1).front();
+    bool const is_of_threads = joinable_tests::sanitizer == joinable_tests::Sanitizer::thread;
     for (Rule const rule : {Rule::sgd, Rule::adamw}) {
+        if (joinable_tests::is_left_out(rule == Rule::sgd ? 0 : 1, 2, is_of_threads ? 0 : 1)) {
+            continue; // each sanitizer has one
+        }
         int const ranks = rule == Rule::sgd ? 2 : 3;
         CAPTURE(static_cast<int>(rule));
         Options options;

@@ -308,8 +308,13 @@ TEST_SUITE_BEGIN("[groups]");
 TEST_CASE("a model of all ranks and experts of pairs of them train as one process does") {
     over_ranks({4}, [](RankCommunicator& comm) {
         auto group = comm.split(comm.rank() / 2, comm.rank());
+        std::size_t turn = 0;
         for (auto const& lengths : all_lengths(4, 3)) {
             for (Average const average : all_averages) {
+                // Any length of any rank meets each average.
+                if (is_left_out(turn++, 7, comm.size())) {
+                    continue;
+                }
                 check(
                     comm,
                     group,
@@ -323,6 +328,7 @@ TEST_CASE("a model of all ranks and experts of pairs of them train as one proces
 TEST_CASE("the same with groups of any size, skipped batches, and gradients that accumulate") {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         int const world = comm.size();
+        std::size_t turn = 0;
         for (auto const& group_of :
              {groups_of(world, 1), groups_of(world, 2), groups_of(world, 3), dealt_groups(world)}) {
             // Some number their ranks the other way round.
@@ -332,6 +338,9 @@ TEST_CASE("the same with groups of any size, skipped batches, and gradients that
             auto group = comm.split(color, color % 2 == 1 && !has_all ? -rank : rank);
             Plan plan{.lengths = {}, .group_of = group_of};
             for (int seed = 0; seed < 12; ++seed) {
+                if (is_left_out(turn++, 5, world)) {
+                    continue;
+                }
                 plan.lengths.clear();
                 for (int r = 0; r < world; ++r) {
                     plan.lengths.push_back((seed + r * (seed % 5 + 1) + r / 2) % 5);

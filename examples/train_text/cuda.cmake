@@ -16,6 +16,7 @@ set_target_properties(train_text_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Shared) # 
 # Products are rounded before they are added, as on the host and by the library's rules: whatever is sharded, the
 # digest is the same.
 target_compile_options(train_text_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false>)
+target_compile_options(train_text_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${JOINABLE_TEST_OPTIONS}>")
 target_compile_definitions(
     train_text_cuda PRIVATE JOINABLE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
 )

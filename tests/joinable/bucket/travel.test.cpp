@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -16,6 +17,7 @@
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/communicator/shared_memory/run_threads.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
+#include <joinable/compression.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/data_parallel.hpp>
 
@@ -179,6 +181,37 @@ TEST_CASE("a reduction hears which ranks contribute, joined ones too") {
                 Call const& start = calls[2 * static_cast<std::size_t>(round)];
                 CHECK(start == Call{"start", 0, 4, 1.0, round <= comm.rank()});
             }
+        });
+    }
+}
+
+TEST_CASE("every compression that is given room delivers the average") {
+    for (int const size : {1, 2, 3, 4, 8}) {
+        joinable::run_threads(size, [&](ThreadCommunicator& comm) {
+            auto const check = [&](auto reduction) {
+                CAPTURE(reduction.name);
+                std::vector<Parameter> model(2);
+                joinable::DistributedDataParallel ddp{comm, model, std::move(reduction)};
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) {
+                    for (std::size_t const p : {1U, 0U}) {
+                        model[p].grad.assign(4, static_cast<float>(comm.rank() + 1));
+                        ready(p);
+                    }
+                });
+                for (Parameter const& parameter : model) {
+                    CHECK(parameter.grad[3] == doctest::Approx(0.5 * (size + 1)).epsilon(0.02));
+                }
+            };
+            check(joinable::Fp16Compression<>{});
+            check(joinable::Bf16Compression<>{});
+            check(joinable::CastTo<joinable::DType::f64, joinable::PowerSgd>{});
+            check(joinable::PowerSgd{.start_iteration = 0});
+            check(joinable::TopK{.density = 1.0});
+            check(joinable::Int8Compression{});
+            check(joinable::reduce_by("sum", [](auto& with, joinable::BucketRun const& run) {
+                return with.all_reduce(run.buffer, joinable::ReduceOp::sum);
+            }));
         });
     }
 }

@@ -1353,6 +1353,25 @@ template <class Comm, class Holder, class Reduction = AllReduce>
 DistributedDataParallel(Comm&, Holder&, DataParallelOptions = {}, Reduction = {})
     -> DistributedDataParallel<Comm, detail::TorchModule<Holder>, Reduction>;
 
+/// The class for arguments that fit no constructor. It holds only the explanation.
+template <class Options>
+class DistributedDataParallel<detail::NoCommunicator, Options> {
+    static_assert(
+        !std::is_same_v<Options, DataParallelOptions>,
+        "torch::DistributedDataParallel: expected a communicator, a variable that is a module, a holder or a pointer, not a "
+        "temporary such as model.ptr(), then options in braces with the names and the order of DataParallelOptions; write "
+        "DataParallelOptions{...} to be told which name is wrong"
+    );
+
+public:
+    template <class... Arguments>
+    explicit DistributedDataParallel(Arguments&&...);
+    explicit DistributedDataParallel(...);
+};
+/// `...` takes temporaries, missing arguments, too many, or braces with a wrong name.
+DistributedDataParallel(detail::AnyArgument, ...)
+    -> DistributedDataParallel<detail::NoCommunicator, DataParallelOptions>;
+
 /// Makes a libtorch optimizer a participant, so that it also steps on joined ranks. See joinable::Step.
 ///
 /// Joined ranks run optimizer.step() alone. What else the loop does to gradients or rates for each batch, such as

@@ -724,4 +724,23 @@ ShardedDataParallel(
     Comm&, Holder&, R, ShardedOptions = {}
 ) -> ShardedDataParallel<Comm, detail::TorchModule<Holder>, typename detail::TorchRuleOf<R>::type>;
 
+/// The class for arguments that fit no constructor. It holds only the explanation.
+template <class Options>
+class ShardedDataParallel<detail::NoCommunicator, detail::NoCommunicator, Options> {
+    static_assert(
+        !std::is_same_v<Options, ShardedOptions>,
+        "torch::ShardedDataParallel: expected a communicator, a variable that is a module, a holder or a pointer, not a "
+        "temporary such as model.ptr(), the optimizer as in Adam{...} or a factory, then options in braces with the names "
+        "and the order of ShardedOptions; write ShardedOptions{...} to be told which name is wrong"
+    );
+
+public:
+    template <class... Arguments>
+    explicit ShardedDataParallel(Arguments&&...);
+    explicit ShardedDataParallel(...);
+};
+/// `...` takes temporaries, missing arguments, too many, or braces with a wrong name.
+ShardedDataParallel(detail::AnyArgument, ...)
+    -> ShardedDataParallel<detail::NoCommunicator, detail::NoCommunicator, ShardedOptions>;
+
 }}} // namespace joinable::v0::torch

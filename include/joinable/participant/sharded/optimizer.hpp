@@ -545,7 +545,11 @@ private:
 
     static void require_own_state() {
         static_assert(
-            UpdateRule<Rule>,
+            !detail::keeps_state_with_shard<Rule>,
+            "sharded optimizer: a Checkpoint has the state of this engine's optimizer; write and read it by Checkpoint"
+        );
+        static_assert(
+            UpdateRule<Rule> || detail::keeps_state_with_shard<Rule>,
             "sharded optimizer: an engine's optimizer keeps its state itself; save and load it on the "
             "owner of each parameter, which owner_of() names"
         );

@@ -1197,6 +1197,9 @@ BufferList buffers(Module&& module) {
 /// |                                        | tensors, tuples, lists and dictionaries of them                  |
 /// | activation checkpointing               | passes within the backward pass add to gradients; without        |
 /// |                                        | find_unused, whose graph does not have what is computed again    |
+/// |                                        | A last layer of that kind needs a forward() that returns the     |
+/// |                                        | tensors by which the backward pass reaches it; else the pass     |
+/// |                                        | within ends the reduction: "not all gradients became ready"      |
 /// | two forward passes, one backward pass  | refused, like a backward pass without a forward() of this class  |
 /// |                                        | before it: put both into one forward(pass)                       |
 template <class Comm, class Module, class Reduction = AllReduce, Timeline Times = NoTimeline>

@@ -719,6 +719,43 @@ TEST_CASE("a layer that runs again within the backward pass is averaged like the
     }
 }
 
+TEST_CASE("a last layer that runs again needs a pass that returns it; without it a sentence says so"
+) {
+    for (bool const returns : {true, false}) {
+        run_ranks({1, 2, 3}, [&](ThreadCommunicator& all) {
+            ThreadCommunicator comm = all.split(0, all.rank());
+            Net model, alone;
+            auto const outputs_of = [](Net& net, Batch const& batch) {
+                Tensor const hidden = torch::tanh(net->first->forward(batch.inputs));
+                Tensor const branch = net->branch->forward(batch.inputs);
+                return branch + RunsAgain::apply(hidden, &net->second); // that goes backward first
+            };
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                Batch const batch{{rank}};
+                (outputs_of(alone, batch).pow(2).sum() / comm.size()).backward();
+            }
+            joinable::torch::DistributedDataParallel ddp{comm, model};
+            Batch const batch{{comm.rank()}};
+            Tensor outputs;
+            std::string text;
+            try {
+                if (returns) {
+                    outputs = ddp.forward([&] { return outputs_of(model, batch); });
+                } else {
+                    ddp.forward([&] { outputs = outputs_of(model, batch); });
+                }
+                outputs.pow(2).sum().backward();
+                CHECK(torch::allclose(model->second->weight.grad(), alone->second->weight.grad()));
+                CHECK(torch::allclose(model->first->weight.grad(), alone->first->weight.grad()));
+            } catch (std::exception const& error) {
+                text = error.what();
+            }
+            CHECK(text.empty() == returns);
+            CHECK(text.starts_with(returns ? "" : "not all gradients became ready"));
+        });
+    }
+}
+
 TEST_CASE("with static_graph a layer may run again twice, and without it a sentence says so") {
     using Run = RunsBlockAgain::Run;
     auto const outputs_of = [](Net& net, Batch const& batch, Run const& block, bool runs_again) {

@@ -582,7 +582,7 @@ double precision_of(c10::ScalarType type) {
 TEST_CASE("modules of 16-bit numbers, and of two types, have the gradients of one process in double"
 ) {
     using Types = std::pair<c10::ScalarType, c10::ScalarType>;
-    for (auto const& [first, second] : {
+    for (Types const& types : {
              Types{torch::kBFloat16, torch::kBFloat16},
              Types{torch::kHalf, torch::kHalf},
              Types{torch::kHalf, torch::kFloat},
@@ -590,7 +590,8 @@ TEST_CASE("modules of 16-bit numbers, and of two types, have the gradients of on
              Types{torch::kFloat, torch::kDouble},
          }) {
         for (bool const views : {false, true}) {
-            run_ranks({2, 3}, [&, first = first, second = second](ThreadCommunicator& comm) {
+            run_ranks({2, 3}, [&](ThreadCommunicator& comm) {
+                c10::ScalarType const first = types.first, second = types.second;
                 CAPTURE(c10::toString(first));
                 CAPTURE(c10::toString(second));
                 TwoLayers alone;
@@ -601,9 +602,7 @@ TEST_CASE("modules of 16-bit numbers, and of two types, have the gradients of on
                         alone->parameters()[k].copy_(model->parameters()[k]);
                     }
                 }
-                auto const inputs = [&, first = first](int rank) {
-                    return inputs_of(rank).to(first);
-                };
+                auto const inputs = [&](int rank) { return inputs_of(rank).to(first); };
                 auto const expected = mean_gradients(*alone, comm.size(), [&](int rank) {
                     return loss_of(alone->forward(inputs(rank)));
                 });

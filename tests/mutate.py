@@ -1728,6 +1728,11 @@ MUTATIONS = [
         "communicator/shared_buffer.test.cpp", "a shared buffer beyond the limit*",
     ),
     Mutation(
+        "attach-leaves-a-name-to-others", "communicator/shared_memory/process/named_segment.hpp",
+        "missing.empty() ? end : std::chrono::steady_clock::time_point{}", "{}",
+        "communicator/shared_memory/named_processes.test.cpp", "attach returns when the name is free*",
+    ),
+    Mutation(
         "a-limit-of-file-sizes-leaves-the-room", "communicator/shared_memory/process/shared_object.hpp",
         "limit.rlim_cur >= bytes && map(bytes)", "map(bytes)",
         "communicator/shared_memory/named_processes.test.cpp", "a group that ranks split off has memory*",

@@ -26496,16 +26496,21 @@ public:
     }
 
     /// Does nothing if the name is another object's, or free. Processes that remove the name of the
-    /// same object do so one after another, so that no new object can get the name in between.
-    void remove_name(std::string const& path) const noexcept {
-        // A process that was stopped in here is not waited for: it removes the name when it
-        // continues.
-        for (int i = 0; i < 100 && has_name(path); ++i) {
+    /// same object do so one after another, so that no new object can get the name in between. A
+    /// process that was stopped in here is waited for until `end`, and for 100 ms at least: it
+    /// removes the name when it continues.
+    void remove_name(std::string const& path, std::chrono::steady_clock::time_point end = {})
+        const noexcept {
+        end = (std::max)(end, std::chrono::steady_clock::now() + std::chrono::milliseconds{100});
+        while (has_name(path)) {
             if (flock(file_.number(), LOCK_EX | LOCK_NB) == 0) {
                 if (has_name(path)) {
                     unlink(path.c_str());
                 }
                 flock(file_.number(), LOCK_UN);
+                return;
+            }
+            if (std::chrono::steady_clock::now() >= end) {
                 return;
             }
             sleep_for(std::chrono::milliseconds{1});
@@ -27389,7 +27394,7 @@ private:
             );
         }
         // Every rank does this, so that a rank that returns from here knows that the name is free.
-        object_.remove_name(path_);
+        object_.remove_name(path_, missing.empty() ? end : std::chrono::steady_clock::time_point{});
         if (!missing.empty()) {
             throw_failure(board().reason());
         }

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
@@ -919,6 +920,35 @@ TEST_CASE("another user who takes a job's names keeps no job from starting") {
         }
         CHECK(access(third.c_str(), F_OK) != 0);
         CHECK(file_exists(job)); // the other user's
+    }
+}
+
+TEST_CASE("attach returns when the name is free, though another process is late to remove it") {
+    std::string const job = fresh_job();
+    Shared<std::atomic<int>> returned;
+    Processes processes;
+    auto const run = [&](int rank) {
+        processes.start([&, rank] {
+            auto const comm = attach(rank, 2, job);
+            CHECK(!file_exists(job));
+            ++*returned;
+        });
+    };
+    run(0);
+    wait_until([&] { return file_exists(job); });
+    int const late = open(
+        file_of(job).c_str(), O_RDWR | O_CLOEXEC
+    ); // has the lock, as one that removes the name
+    REQUIRE(flock(late, LOCK_EX) == 0);
+    run(1);
+    for (int i = 0; i < 1500 && returned->load() == 0; ++i) { // as long as no rank ends too early
+        std::this_thread::sleep_for(1ms);
+    }
+    CHECK(*returned == 0);
+    flock(late, LOCK_UN); // rank 1 has the file, too
+    close(late);
+    for (int process = 0; process < 2; ++process) {
+        CHECK(processes.wait() == 0);
     }
 }
 

@@ -364,7 +364,7 @@ private:
             );
         }
         // Every rank does this, so that a rank that returns from here knows that the name is free.
-        object_.remove_name(path_);
+        object_.remove_name(path_, missing.empty() ? end : std::chrono::steady_clock::time_point{});
         if (!missing.empty()) {
             throw_failure(board().reason());
         }

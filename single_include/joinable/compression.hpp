@@ -1349,8 +1349,9 @@ inline constexpr std::array<std::string_view, 4> cast_names{
 /// f32, and 16-bit gradients as f32 are summed without rounding each sum. Each gradient is multiplied by the factor in
 /// f32, or in f64 if one of the types is that, and rounded; the average is rounded again when it comes back. What rounding
 /// loses is not kept. A number of f64 is rounded to f32 before it is rounded to f16 or bf16, so one that is within 2^-24 of
-/// itself of the middle between two numbers of 16 bits may become the farther one. Allocates buckets of the other type once. Buckets of a device are cast there, to the host's bits, by
-/// kernels (CudaDevice::use_kernels); without them the model is refused when it is made.
+/// itself of the middle between two numbers of 16 bits may become the farther one. Allocates buckets of the other type
+/// once. Buckets of a device are cast there, to the host's bits, by kernels (CudaDevice::use_kernels); without them the
+/// model is refused when it is made.
 /// Stream order: casts run on the device's stream, in order with the collectives; no call waits for them.
 template <DType To, class Next = AllReduce>
 struct CastTo {

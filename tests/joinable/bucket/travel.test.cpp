@@ -15,6 +15,7 @@
 #include <joinable/bucket/bucket_reduction.hpp>
 #include <joinable/bucket/compression/cast_to.hpp>
 #include <joinable/bucket/reducer.hpp>
+#include <joinable/communicator/scaled_sums.hpp>
 #include <joinable/communicator/shared_memory/run_threads.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/compression.hpp>
@@ -84,6 +85,8 @@ struct RoundsFactors : joinable_tests::CoreOnly<ThreadCommunicator> {
     static constexpr bool rounds_factors = true;
     using CoreOnly::CoreOnly;
 };
+
+static_assert(joinable::detail::rounds_factors<RoundsFactors>());
 
 static_assert(joinable::BucketReduction<ToOwners, ThreadCommunicator>);
 static_assert(!joinable::BucketReduction<WithoutAdvance, ThreadCommunicator>);

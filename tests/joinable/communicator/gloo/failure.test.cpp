@@ -428,14 +428,17 @@ TEST_CASE("a rank over Gloo where no group can meet tells the others of it at on
         std::puts("skipped: where no file is left, a sanitizer cannot look at an exception");
         return;
     }
-    // Files that are left: none to listen, none for its own connection, none for that of the other rank.
-    for (auto const& [left, obstacle] : {
-             std::pair{0, "rank 0 cannot listen at "},
-             std::pair{1, "rank 0 cannot connect to itself: "},
-             std::pair{3, "rank 0 needs an open file for each of 1 other ranks"},
+    struct Case {
+        int left; ///< files: none to listen, none for its own connection, none for that of the other rank
+        char const* obstacle;
+    };
+    for (Case const& one : {
+             Case{0, "rank 0 cannot listen at "},
+             Case{1, "rank 0 cannot connect to itself: "},
+             Case{3, "rank 0 needs an open file for each of 1 other ranks"},
          }) {
         for (int const leader : {0, 1}) {
-            CAPTURE(left);
+            CAPTURE(one.left);
             Shared<std::atomic<int>> over;
             auto const ends = run_gloo_processes(2, [&](GlooCommunicator& comm) {
                 comm.barrier();
@@ -444,7 +447,7 @@ TEST_CASE("a rank over Gloo where no group can meet tells the others of it at on
                     for (int i = 0; i < 100; ++i) { // until no number below the last one is free
                         last = ::dup(0);
                     }
-                    for (int i = 0; i < left; ++i) {
+                    for (int i = 0; i < one.left; ++i) {
                         ::close(last - i);
                     }
                     auto const most = static_cast<rlim_t>(last) + 1;
@@ -452,7 +455,7 @@ TEST_CASE("a rank over Gloo where no group can meet tells the others of it at on
                     REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
                 }
                 std::string const expected =
-                    "rank " + std::to_string(leader) + " cannot go on by Gloo: " + obstacle;
+                    "rank " + std::to_string(leader) + " cannot go on by Gloo: " + one.obstacle;
                 try {
                     static_cast<void>(comm.split(0, comm.rank() == leader ? 0 : 1));
                     FAIL_CHECK("no exception");

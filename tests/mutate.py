@@ -1278,6 +1278,11 @@ MUTATIONS = [
         "checkpoint/reductions.test.cpp", "a checkpoint of a model that was refreshed*",
     ),
     Mutation(
+        "each-rank's-own-tensors-are-read-by-name", "checkpoint/detail/model_layout.hpp",
+        "if (kept_[k].kind == KeptTensor::Kind::same && unknown.erase", "if (unknown.erase",
+        "checkpoint/attached.test.cpp", "attached tensors are read by their names*",
+    ),
+    Mutation(
         "values-are-read-into-the-parameters-of-the-last-file", "checkpoint/checkpoint.hpp",
         "        list_parameters();\n        wait_for_work();", "        wait_for_work();",
         "checkpoint/reductions.test.cpp", "a checkpoint of a model that was refreshed*",

@@ -992,7 +992,8 @@ public:
         }
         require_none_left(file, header, stored);
     }
-    /// Takes the positions of values alone: of all, which are all that the file has; or of those in `names`.
+    /// Takes the positions of values alone: of all, which are all that the file has; or of those in `names`, and of other
+    /// tensors that are the same on all ranks and named there.
     /// @returns the parts that this rank keeps of them
     /// @throws ContractViolation  as above, or there is no parameter of a name.
     [[nodiscard]] std::vector<TensorPart>
@@ -1007,14 +1008,26 @@ public:
                 placed.insert(value);
             }
         }
+        std::vector<TensorPart> parts = values();
+        std::erase_if(parts, [&](TensorPart const& part) { return !placed.contains(part.tensor); });
+        for (std::size_t k = 0; k < kept_.size(); ++k) {
+            StoredTensor& tensor = tensors_[first_of_kept_[k]];
+            if (kept_[k].kind == KeptTensor::Kind::same && unknown.erase(tensor.name) != 0) {
+                place_as(file, tensor, stored, header);
+                parts.push_back(whole_of(first_of_kept_[k], kept_[k].view));
+            }
+        }
         if (!unknown.empty()) {
-            refuse_file(file, "asked for is ", *unknown.begin(), ", but no parameter is called so");
+            refuse_file(
+                file,
+                "asked for is ",
+                *unknown.begin(),
+                ", but no parameter is called so, nor a tensor that was attached"
+            );
         }
         if (names.empty()) {
             require_none_left(file, header, stored);
         }
-        std::vector<TensorPart> parts = values();
-        std::erase_if(parts, [&](TensorPart const& part) { return !placed.contains(part.tensor); });
         return parts;
     }
 
@@ -1940,7 +1953,8 @@ public:
     }
 
     /// Reads values alone, from a safetensors file of any tool, by the names of parameters: all of them, and then the file
-    /// has no other tensors; or those in `names`. State, settings and rounds() stay; their masters are read again from them.
+    /// has no other tensors; or those in `names`, which may also name what attach() was given, such as buffers. State,
+    /// settings and rounds() stay; their masters are read again from them.
     /// Such a file has no hashes: damage to its numbers is not seen. Collective, outside a guard; throws as read() does.
     /// @throws ContractViolation  a dtype or a shape differs, a tensor or a parameter of that name is missing, or the file has
     ///         tensors that the model lacks. Nothing was changed.
@@ -2336,7 +2350,7 @@ private:
             prepare_to_read();
             file.emplace(name).agree_on(list);
             list.add("names of values to read", names);
-            layout.emplace(layout_by(name, zero_.rules(), {}, 1));
+            layout.emplace(layout_by(name, zero_.rules(), kept_with({}, list), 1));
             parts = layout->values_as(name, file->header(), names);
         });
         detail::on_all_ranks(control, [&](AgreementList&) {

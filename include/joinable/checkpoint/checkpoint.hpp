@@ -255,7 +255,8 @@ public:
     }
 
     /// Reads values alone, from a safetensors file of any tool, by the names of parameters: all of them, and then the file
-    /// has no other tensors; or those in `names`. State, settings and rounds() stay; their masters are read again from them.
+    /// has no other tensors; or those in `names`, which may also name what attach() was given, such as buffers. State,
+    /// settings and rounds() stay; their masters are read again from them.
     /// Such a file has no hashes: damage to its numbers is not seen. Collective, outside a guard; throws as read() does.
     /// @throws ContractViolation  a dtype or a shape differs, a tensor or a parameter of that name is missing, or the file has
     ///         tensors that the model lacks. Nothing was changed.
@@ -651,7 +652,7 @@ private:
             prepare_to_read();
             file.emplace(name).agree_on(list);
             list.add("names of values to read", names);
-            layout.emplace(layout_by(name, zero_.rules(), {}, 1));
+            layout.emplace(layout_by(name, zero_.rules(), kept_with({}, list), 1));
             parts = layout->values_as(name, file->header(), names);
         });
         detail::on_all_ranks(control, [&](AgreementList&) {

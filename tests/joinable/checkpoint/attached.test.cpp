@@ -349,6 +349,48 @@ TEST_CASE("masters of values that are not read keep what 16 bits do not hold") {
     });
 }
 
+TEST_CASE("attached tensors are read by their names from another tool's file, and only if asked for"
+) {
+    Folder const folder;
+    std::string const name = folder.file("theirs");
+    over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+        if (comm.rank() == 0) {
+            Foreign{}
+                .add_model(DType::f32, 4)
+                .add("body.mean", DType::f32, {3}, 7)
+                .add("body.batches", DType::i64, {}, 9)
+                .write_to(name);
+        }
+        comm.barrier();
+        auto model = make_model();
+        auto const before = values_of(model);
+        std::vector<float> mean(3, 1.0F);
+        std::vector<std::int64_t> batches(1, 2);
+        std::vector<float> own(3, 3.0F);
+        ZeroRedundancyOptimizer zero{comm, model, Sgd{}};
+        Checkpoint save{zero, folder.file("ours")};
+        save.attach("body.mean", mean);
+        save.attach("body.batches", joinable::AnyView{batches.data(), DType::i64, {}, {}});
+        save.attach_per_rank("own", own);
+        says(
+            failure_of([&] { save.read_values(name, {"body.mean", "own/0"}); }),
+            "asked for is own/0, but no parameter is called so, nor a tensor that was attached"
+        );
+        says(failure_of([&] { save.read_values(name); }), "which the model lacks");
+        CHECK(mean == std::vector<float>(3, 1.0F));
+        CHECK(values_of(model) == before);
+        save.read_values(name, {"0", "body.mean"});
+        CHECK(read(model[0].value.view()) == counted(12, 4));
+        CHECK(read(model[1].value.view()) == before[1]);
+        CHECK(mean == std::vector<float>{7, 8, 9});
+        CHECK(batches[0] == 2);
+        save.read_values(name, {"body.batches"});
+        CHECK(batches[0] == 9);
+        CHECK(own == std::vector<float>(3, 3.0F));
+        comm.barrier();
+    });
+}
+
 TEST_CASE(
     "values are read by a list of names, and what does not fit is refused before anything changes"
 ) {
@@ -371,7 +413,10 @@ TEST_CASE(
         };
         Foreign const more = Foreign{}.add_model(DType::f32, 4).add("bias", DType::i64, {}, 0);
         says(refused(more, {}), "it has tensor bias, i64 (), which the model lacks");
-        says(refused(more, {"0", "bias"}), "asked for is bias, but no parameter is called so");
+        says(
+            refused(more, {"0", "bias"}),
+            "asked for is bias, but no parameter is called so, nor a tensor that was attached"
+        );
         says(
             refused(Foreign{}.add("0", DType::f32, {3, 4}, 1), {"0", "1"}),
             "expected is tensor 1, f32 (5), but it has none of that name"

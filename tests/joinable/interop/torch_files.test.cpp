@@ -88,7 +88,11 @@ TEST_CASE(
         joinable::ZeroRedundancyOptimizer zero{
             comm, joinable::torch::parameters(mine), joinable::Adam{}
         };
-        joinable::Checkpoint{zero, ours}.write();
+        joinable::Checkpoint save{zero, ours};
+        for (auto& buffer : mine->named_buffers()) {
+            save.attach(buffer.key(), buffer.value());
+        }
+        save.write();
     });
     write_contents(folder.file("turn.py"), R"(import sys
 import torch
@@ -100,7 +104,7 @@ with open(text, "w") as out:
         for name, tensor in tensors.items():
             numbers = "".join(" %.17g" % float(x) for x in tensor.flatten())
             out.write(f"{prefix}{name} {tensor.dtype} {list(tensor.shape)}{numbers}\n")
-save_file({name: tensor + 1 for name, tensor in state.items() if tensor.is_floating_point()}, theirs, {"format": "pt"})
+save_file({name: tensor + 1 for name, tensor in state.items()}, theirs, {"format": "pt"})
 )");
     std::string const command =
         "python3 " + folder.file("turn.py") + " " + saved + " " + ours + " " + theirs + " " + text;
@@ -121,6 +125,7 @@ save_file({name: tensor + 1 for name, tensor in state.items() if tensor.is_float
     has("saved ", model->named_parameters());
     has("saved ", model->named_buffers());
     has("ours ", model->named_parameters());
+    has("ours ", model->named_buffers());
     run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {
         Reader mine;
         joinable::ZeroRedundancyOptimizer zero{
@@ -131,6 +136,14 @@ save_file({name: tensor + 1 for name, tensor in state.items() if tensor.is_float
         save.read_values(theirs, parameters.keys()); // it has buffers, too
         for (auto const& item : mine->named_parameters()) {
             CHECK(torch::equal(item.value(), parameters[item.key()] + 1));
+        }
+        auto const buffers = model->named_buffers();
+        for (auto& buffer : mine->named_buffers()) {
+            save.attach(buffer.key(), buffer.value());
+        }
+        save.read_values(theirs, buffers.keys());
+        for (auto const& item : mine->named_buffers()) {
+            CHECK(torch::equal(item.value(), buffers[item.key()] + 1));
         }
     });
 }

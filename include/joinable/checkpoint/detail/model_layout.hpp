@@ -131,7 +131,8 @@ public:
         }
         require_none_left(file, header, stored);
     }
-    /// Takes the positions of values alone: of all, which are all that the file has; or of those in `names`.
+    /// Takes the positions of values alone: of all, which are all that the file has; or of those in `names`, and of other
+    /// tensors that are the same on all ranks and named there.
     /// @returns the parts that this rank keeps of them
     /// @throws ContractViolation  as above, or there is no parameter of a name.
     [[nodiscard]] std::vector<TensorPart>
@@ -146,14 +147,26 @@ public:
                 placed.insert(value);
             }
         }
+        std::vector<TensorPart> parts = values();
+        std::erase_if(parts, [&](TensorPart const& part) { return !placed.contains(part.tensor); });
+        for (std::size_t k = 0; k < kept_.size(); ++k) {
+            StoredTensor& tensor = tensors_[first_of_kept_[k]];
+            if (kept_[k].kind == KeptTensor::Kind::same && unknown.erase(tensor.name) != 0) {
+                place_as(file, tensor, stored, header);
+                parts.push_back(whole_of(first_of_kept_[k], kept_[k].view));
+            }
+        }
         if (!unknown.empty()) {
-            refuse_file(file, "asked for is ", *unknown.begin(), ", but no parameter is called so");
+            refuse_file(
+                file,
+                "asked for is ",
+                *unknown.begin(),
+                ", but no parameter is called so, nor a tensor that was attached"
+            );
         }
         if (names.empty()) {
             require_none_left(file, header, stored);
         }
-        std::vector<TensorPart> parts = values();
-        std::erase_if(parts, [&](TensorPart const& part) { return !placed.contains(part.tensor); });
         return parts;
     }
 

@@ -26,7 +26,10 @@ public:
         current = this;
         protect(0, PROT_NONE);
         struct sigaction action{};
-        action.sa_handler = [](int) { current->take_turn(); };
+        action.sa_flags = SA_SIGINFO;
+        action.sa_sigaction = [](int, siginfo_t* info, void*) {
+            current->take_turn(info->si_addr);
+        };
         sigaction(SIGSEGV, &action, &before_);
     }
     ~BeforeEachLook() {
@@ -46,8 +49,12 @@ private:
     void protect(std::size_t page, int allowed) const {
         mprotect(pages_[page], page_bytes(), allowed);
     }
-    /// Opens the page that was touched, and closes the other one.
-    void take_turn() {
+    /// Opens the page that was touched, and closes the other one. Another place is a crash, which comes again as one.
+    void take_turn(void const* touched) {
+        if (page_of(touched) != pages_[closed_]) {
+            sigaction(SIGSEGV, &before_, nullptr);
+            return;
+        }
         function_();
         protect(closed_, PROT_READ | PROT_WRITE);
         closed_ = 1 - closed_;

@@ -161,7 +161,10 @@ private:
             auto const stop = [&] {
                 is_over = true;
                 do { // it may have begun with another one just before
-                    closeConnections();
+                    // Not with all: close() resets, and Gloo's thread of a rank that then accepts ends its process.
+                    if (int const other = awaited; other >= 0) {
+                        getPair(other)->close();
+                    }
                 } while (!has_ended());
             };
             try {

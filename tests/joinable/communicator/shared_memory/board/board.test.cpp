@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
@@ -119,6 +120,10 @@ TEST_CASE("an exception names no ranks of a larger communicator") {
 }
 
 TEST_CASE("a rank that is killed while it records a death leaves the rest of it to the others") {
+    if (sysconf(_SC_PAGESIZE) > 4096) {
+        std::puts("skipped: the states of ranks lie on the page before them");
+        return;
+    }
     std::size_t const bytes = Board::bytes_for(3);
     joinable_tests::SeenTwice const memory{bytes};
     Board& board = Board::create(3, {static_cast<std::byte*>(memory.addresses[0]), bytes});

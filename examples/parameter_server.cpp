@@ -194,7 +194,7 @@ int main(int argc, char** argv) {
     int workers = 3;
     examples::RunOptions options;
     CLI::App app{"Trains a linear model by a parameter server. Rank 0 is the server."};
-    app.add_option("--workers", workers, "How many workers, 1 to 255. Default: 3.")
+    app.add_option("--workers", workers, "How many workers, 1 to 31. Default: 3.")
         ->check(CLI::Range(1, 31))
         ->option_text("N");
     examples::add_run_options(app, options);

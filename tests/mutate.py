@@ -1005,12 +1005,12 @@ MUTATIONS = [
     ),
     Mutation(
         "joined-ranks-do-not-clip-for-libtorch", "interop/torch_sharded.hpp",
-        "            options.shared.emplace_back(*clip);\n", "",
+        "            options.shared.emplace_back(clip->all);\n", "",
         "interop/torch_sharded.test.cpp", "a sharded libtorch module trains*",
     ),
     Mutation(
         "norms-of-libtorch-are-clipped-in-all-later-steps", "interop/torch_sharded.hpp",
-        "std::exchange(clip->is_due, false)", "clip->is_due",
+        "std::exchange(clip->all.is_due, false)", "clip->is_due",
         "interop/torch_sharded.test.cpp", "a norm is clipped in one step*",
     ),
     Mutation(
@@ -2686,18 +2686,23 @@ MUTATIONS = [
     ),
     Mutation(
         "a-full-first-bucket-can-be-taken-back", "bucket/reducer.hpp",
-        "if (launched_ != 0 || counts_ || iteration_.may_be_on_its_way()) {", "if (launched_ != 0 || counts_) {",
+        "if (is_map_posted_ && iteration_.is_marked()) {", "if (false) {",
         "participant/without_pass.test.cpp", "skip() is too late*",
     ),
     Mutation(
-        "a-first-bucket-without-marks-is-on-its-way", "bucket/detail/iteration.hpp",
-        "std::find(states_.begin(), states_.end(), State::ready) != states_.end();", "true;",
+        "a-first-bucket-without-marks-is-on-its-way", "bucket/reducer.hpp",
+        "if (is_map_posted_ && iteration_.is_marked()) {", "if (is_map_posted_) {",
         "participant/without_pass.test.cpp", "skip() may follow a pass*",
     ),
     Mutation(
         "a-handled-failure-hides-the-next-in-its-round", "join/detail/impl/session.ipp",
-        "        outcome_.forget(); // a failure of an earlier part was handled\n", "",
+        "        outcome_.forget_exception(); // of an earlier part: it was handled\n", "",
         "join/failure.test.cpp", "*one handled in the same round*",
+    ),
+    Mutation(
+        "a-chosen-text-ends-with-its-part", "join/detail/guard_outcome.hpp",
+        "        if (!is_chosen_) {\n", "        if (true) {\n",
+        "join/failure.test.cpp", "a text that fail() was given*",
     ),
     Mutation(
         "buffer-hooks-are-not-compared", "participant/detail/module_state.hpp",

@@ -9033,11 +9033,8 @@ public:
         return pending_[bucket] == 0 && !is_recording_;
     }
 
-    /// Whether the first bucket waits for the map of used parameters alone, so that other ranks decide when it leaves.
-    [[nodiscard]] bool may_be_on_its_way() const noexcept {
-        return sends_map() && is_full(0) &&
-               std::find(states_.begin(), states_.end(), State::ready) != states_.end();
-    }
+    /// Whether the pass has marked anything, so that full buckets leave once the map of used parameters is known.
+    [[nodiscard]] bool is_marked() const noexcept { return is_marked_; }
 
     // -- the course of an iteration ----------------------------------------------------------------
 
@@ -9152,6 +9149,7 @@ private:
     std::optional<WithoutPass> without_; ///< pass in the open iteration of this rank
     bool records_order_;
     bool is_open_ = false;
+    bool is_marked_ = false;
     bool is_recording_ = false; ///< the static graph: used parameters are known only at the end
 };
 
@@ -9191,6 +9189,7 @@ JOINABLE_DEFINITION void Iteration::take_unused(std::size_t i) const {
 JOINABLE_DEFINITION void Iteration::begin(double factor, WithoutPass const* without) {
     require_closed();
     is_open_ = true;
+    is_marked_ = false;
     factor_ = factor;
     without_.reset();
     if (without != nullptr) {
@@ -9237,6 +9236,7 @@ JOINABLE_DEFINITION void Iteration::leave_out_others() {
 
 JOINABLE_DEFINITION bool Iteration::mark(std::size_t i) {
     require_trained(i);
+    is_marked_ = true;
     if (sends_map() && is_open_ && states_[i] != State::pending && is_frozen(i)) {
         return false; // an engine may mark all parameters
     }
@@ -9953,11 +9953,15 @@ public:
     void reduce_after_pass(bool after_pass) noexcept { reduces_after_pass_ = after_pass; }
 
     /// Contributes zeros from now on, because a batch failed. Call finalize_backward() afterwards.
-    /// Collective in effect; does not block.
-    /// @throws ContractViolation  no iteration is open, or it is too late: the first bucket is full.
+    /// Collective in effect. Blocks until all ranks have begun the iteration, if gradients were marked and find_unused is on.
+    /// @throws ContractViolation  no iteration is open, or it is too late: a bucket is full that some rank uses.
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
-        if (launched_ != 0 || counts_ || iteration_.may_be_on_its_way()) {
+        if (is_map_posted_ && iteration_.is_marked()) { // as if other ranks had been faster
+            wait_for_map();
+            advance();
+        }
+        if (launched_ != 0 || counts_) {
             detail::refuse_late_skip(static_cast<int>(comm_.rank()));
         }
         gradients_->submit(gradients_->trained()); // what was packed, before zeros replace it
@@ -12427,6 +12431,7 @@ public:
     void fail_with(std::string_view text) {
         recorded_ = failure_of({});
         recorded_->message = text;
+        is_chosen_ = true;
     }
     /// Keeps the reason of a failed roll call, which all ranks throw. Peers are told it, unless a
     /// reason was kept before.
@@ -12436,8 +12441,17 @@ public:
             recorded_ = believed(reason);
         }
     }
-    /// The program has handled the failure.
-    void forget() noexcept { recorded_.reset(); }
+    /// The program has handled the failure, and the round in which it was is over.
+    void forget() noexcept {
+        recorded_.reset();
+        is_chosen_ = false;
+    }
+    /// It is not over: a text that the program chose is for all of the round.
+    void forget_exception() noexcept {
+        if (!is_chosen_) {
+            recorded_.reset();
+        }
+    }
     /// The reason that peers are told.
     [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
 
@@ -12517,6 +12531,7 @@ private:
     RankGroups const* groups_;
     unsigned state_; ///< 1: it is over; 2: there are groups; added
     bool is_told_ = true;
+    bool is_chosen_ = false;              ///< what was recorded is fail_with()'s
     std::optional<AbortReason> recorded_; ///< why this rank leaves
     std::optional<AbortReason> failure_;  ///< the failure that the guard threw
 };
@@ -13253,7 +13268,7 @@ JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice con
 JOINABLE_DEFINITION void Session::begin_part(std::size_t position, RoundNotice const& notice) {
     require_no_announcement(position);
     if (turns_.take_turn(position, loop_opens_rounds())) {
-        outcome_.forget(); // a failure of an earlier part was handled
+        outcome_.forget_exception(); // of an earlier part: it was handled
         check_later_notice(position, notice);
         return;
     }
@@ -17317,7 +17332,7 @@ public:
     /// | then, until its first bucket is full| as announced       | zeros                       |
     /// | later                               |                    | ContractViolation: too late |
     ///
-    /// In a round that does not sync (before its backward pass has ended) it ends the round and undoes nothing.
+    /// A bucket that no rank uses does not count. In a round that does not sync (before its backward pass has ended) it ends the round and undoes nothing.
     /// After an evaluation whose forward() threw it skips the next batch, as forward() would run it; but it ends the
     /// evaluation where next() or iterate() opened it and no further round, and where passes communicate. If the
     /// weights sum to 0, because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,

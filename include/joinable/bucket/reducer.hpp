@@ -290,11 +290,15 @@ public:
     void reduce_after_pass(bool after_pass) noexcept { reduces_after_pass_ = after_pass; }
 
     /// Contributes zeros from now on, because a batch failed. Call finalize_backward() afterwards.
-    /// Collective in effect; does not block.
-    /// @throws ContractViolation  no iteration is open, or it is too late: the first bucket is full.
+    /// Collective in effect. Blocks until all ranks have begun the iteration, if gradients were marked and find_unused is on.
+    /// @throws ContractViolation  no iteration is open, or it is too late: a bucket is full that some rank uses.
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
-        if (launched_ != 0 || counts_ || iteration_.may_be_on_its_way()) {
+        if (is_map_posted_ && iteration_.is_marked()) { // as if other ranks had been faster
+            wait_for_map();
+            advance();
+        }
+        if (launched_ != 0 || counts_) {
             detail::refuse_late_skip(static_cast<int>(comm_.rank()));
         }
         gradients_->submit(gradients_->trained()); // what was packed, before zeros replace it

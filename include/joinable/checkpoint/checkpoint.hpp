@@ -493,6 +493,7 @@ private:
             bool const writes_state = zero_.writes_state(); // before this rank may throw
             list_parameters();
             detail::agree_on_rules(list, zero_.rules());
+            list.begin_section("checkpoints differ: ");
             list.add("rounds", rounds_);
             wait_for_work();
             detail::check_before_save(zero_.groups(), zero_.rules());

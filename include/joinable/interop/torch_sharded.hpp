@@ -172,11 +172,10 @@ template <std::invocable<std::vector<at::Tensor>> Factory>
 struct TorchRuleOf<Factory>
     : std::type_identity<TorchLocalOptimizer<typename TorchMadeBy<Factory>::type>> {};
 
-/// A norm to which the next step clips. Joined ranks take that of the lowest active rank.
+/// A norm to which the next step clips.
 struct TorchClip {
     double max_norm = 0;
     double norm_type = 2;
-    double norm = 0; ///< before the last step that clipped
     bool is_due = false;
 
     /// Refuses arguments that differ: each owner would clip by another factor. Collective.
@@ -205,6 +204,11 @@ struct TorchClip {
             };
         }
     }
+};
+struct TorchClips {
+    TorchClip own;   ///< asked for on this rank
+    TorchClip all;   ///< the same, or that of the lowest active rank once a rank has joined
+    double norm = 0; ///< before the last step that clipped
 };
 
 }}} // namespace joinable::v0::detail
@@ -516,7 +520,7 @@ public:
               Rule(std::move(rule)),
               options,
               std::make_shared<detail::TorchViews>(),
-              std::make_shared<detail::TorchClip>()
+              std::make_shared<detail::TorchClips>()
           } {}
 
     /// Clips the averaged gradients of the next step so that their norm over all parameters and ranks is at most
@@ -535,9 +539,7 @@ public:
             };
         }
         static_cast<void>(ClipNorm{max_norm, {.norm_type = norm_type}}); // refuses what no norm is
-        clip_->max_norm = max_norm;
-        clip_->norm_type = norm_type;
-        clip_->is_due = true;
+        clip_->own = clip_->all = {max_norm, norm_type, true};
     }
     /// The norm of the gradients of the last step that was clipped, before it was; 0 if there was none. Local.
     [[nodiscard]] double grad_norm() const noexcept { return clip_ ? clip_->norm : 0; }
@@ -591,7 +593,7 @@ private:
         Rule rule,
         ShardedOptions options,
         std::shared_ptr<detail::TorchViews> views,
-        std::shared_ptr<detail::TorchClip> clip
+        std::shared_ptr<detail::TorchClips> clip
     )
         : Participant{
               module,
@@ -694,28 +696,39 @@ private:
     }
 
     static ShardedOptions
-    with_clip(ShardedOptions options, std::shared_ptr<detail::TorchClip> const& clip) {
+    with_clip(ShardedOptions options, std::shared_ptr<detail::TorchClips> const& clip) {
         if (!options.step_in_backward) {
-            options.shared.emplace_back(*clip);
-            options.before_step =
-                [clip, first = std::move(options.before_step)](ShardGradients const& gradients) {
-                    bool const is_due = std::exchange(clip->is_due, false);
-                    if (first && !first(gradients)) {
-                        return false;
-                    }
-                    if (is_due) {
-                        clip->require_same(gradients);
-                        ClipNorm norm{clip->max_norm, {.norm_type = clip->norm_type}};
-                        norm(gradients);
-                        clip->norm = norm.norm();
-                    }
-                    return true;
-                };
+            options.shared.emplace_back(clip->all);
+            options.before_step = [clip, first = std::move(options.before_step)](
+                                      ShardGradients const& gradients
+                                  ) {
+                bool const is_due = std::exchange(clip->all.is_due, false);
+                detail::TorchClip const own = std::exchange(clip->own, {});
+                if (own.is_due && !is_due) {
+                    throw Mismatch{
+                        {},
+                        "clip_grad_norm_() was called before this step here, but not on the lowest rank that has "
+                        "not joined; call it on all ranks that have not"
+                    };
+                }
+                if (is_due) {
+                    (own.is_due ? own : clip->all).require_same(gradients);
+                }
+                if (first && !first(gradients)) {
+                    return false;
+                }
+                if (is_due) {
+                    ClipNorm norm{clip->all.max_norm, {.norm_type = clip->all.norm_type}};
+                    norm(gradients);
+                    clip->norm = norm.norm();
+                }
+                return true;
+            };
         }
         return options;
     }
 
-    std::shared_ptr<detail::TorchClip> clip_;              ///< null: steps in the backward pass
+    std::shared_ptr<detail::TorchClips> clip_;             ///< null: steps in the backward pass
     std::unordered_map<void const*, std::size_t> indices_; ///< of parameters
 };
 

@@ -298,7 +298,7 @@ public:
     /// | then, until its first bucket is full| as announced       | zeros                       |
     /// | later                               |                    | ContractViolation: too late |
     ///
-    /// In a round that does not sync (before its backward pass has ended) it ends the round and undoes nothing.
+    /// A bucket that no rank uses does not count. In a round that does not sync (before its backward pass has ended) it ends the round and undoes nothing.
     /// After an evaluation whose forward() threw it skips the next batch, as forward() would run it; but it ends the
     /// evaluation where next() or iterate() opened it and no further round, and where passes communicate. If the
     /// weights sum to 0, because all ranks skip, the average is zeros: see Round::contributor_count. Outside a guard,

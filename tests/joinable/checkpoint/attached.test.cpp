@@ -214,7 +214,7 @@ TEST_CASE("what cannot be attached is refused, and what ranks attach differently
         uneven.attach(comm.rank() == 0 ? "a" : "b", other);
         std::string const text = failure_of([&] { uneven.write(); });
         says(text, "mismatch: ");
-        says(text, "attached tensors");
+        says(text, "checkpoints differ: attached tensors");
         says(failure_of([&] { uneven.read(); }), "contract: ");
         CHECK(read_checkpoint(name).numbers("scale") == Numbers(2, 5)); // as it was
         CHECK(scale == std::vector<float>(2, 6));

@@ -245,6 +245,37 @@ TEST_CASE("ranks that clip one step differently are told so, and nothing is step
     }
 }
 
+TEST_CASE("ranks that clip a step differently after one has joined are told so, too") {
+    for (bool const lowest_forgets : {false, true}) {
+        run_ranks({3, 4}, [&](ThreadCommunicator& comm) {
+            SmallNet model;
+            joinable::torch::ShardedDataParallel sharded{comm, model, adam};
+            std::vector<double> const before = numbers_of(*model);
+            auto const train = [&] {
+                joinable::Join guard{joinable::participants(sharded)};
+                if (comm.rank() != comm.size() - 1) { // the last rank joins
+                    loss_of(sharded.forward(inputs_of(0, 0)), 0, 0).backward();
+                    if (comm.rank() == 1) {
+                        sharded.clip_grad_norm_(0.5);
+                    } else if (!lowest_forgets) {
+                        sharded.clip_grad_norm_(1);
+                    }
+                    sharded.step();
+                }
+                guard.finish();
+            };
+            if (!lowest_forgets || comm.rank() == 1) {
+                CHECK_THROWS_AS(train(), joinable::Mismatch);
+            } else {
+                CHECK_THROWS_AS(train(), joinable::Error);
+            }
+            if (!lowest_forgets) {
+                CHECK(numbers_of(*model) == before);
+            }
+        });
+    }
+}
+
 TEST_CASE(
     "a batch that fails within autograd is skipped, or the others hear of it, in each sharding"
 ) {

@@ -245,6 +245,31 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("a text that fail() was given is for all parts of its round") {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        AllReducer reducer{comm};
+        joinable::Step step{comm, [&] {
+                                if (comm.rank() == 1) {
+                                    throw Injected{"loss is NaN"};
+                                }
+                            }};
+        auto const run = [&] {
+            Join guard{participants(reducer, step)};
+            reducer();
+            if (comm.rank() == 1) {
+                guard.fail("shard 7 is damaged");
+            }
+            step.step();
+            guard.finish();
+        };
+        if (comm.rank() == 1) {
+            CHECK_THROWS_AS(run(), Injected);
+        } else {
+            CHECK_THROWS_WITH_AS(run(), "rank 1 failed: shard 7 is damaged", joinable::PeerFailed);
+        }
+    });
+}
+
 TEST_CASE("peers are told of the failure that left the guard, not of one handled in the same round"
 ) {
     over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {

@@ -368,6 +368,43 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("skip() may follow a pass without a gradient, though what was accumulated fills a bucket"
+) {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1, 1});
+        DistributedDataParallel ddp{
+            comm,
+            params,
+            DataParallelOptions{
+                .bucket_cap_bytes = 1,
+                .first_bucket_bytes = 1,
+                .find_unused = true,
+                .rebuild_buckets = false
+            }
+        };
+        Join guard{participants(ddp)};
+        ddp.forward([] {}, {.will_sync = false});
+        ddp.backward(
+            [&](auto ready) {
+                params[1].g(0) = 4;
+                ready(1);
+            },
+            {0}
+        );
+        ddp.forward([] {});
+        if (comm.rank() == 0) {
+            try {
+                ddp.backward([](auto) { throw OutOfMemory{}; }, {1});
+            } catch (OutOfMemory const&) {
+                CHECK_NOTHROW(ddp.skip());
+            }
+        } else {
+            ddp.backward([](auto ready) { ready(0); }, {1});
+        }
+        CHECK(guard.finish().rounds == 2);
+    });
+}
+
 TEST_CASE("skip() is too late once the first bucket is full, however slow others are") {
     auto const check = [](RankCommunicator& comm, bool is_full, bool is_first) {
         Params params = make_params<double>({1, 1, 1});

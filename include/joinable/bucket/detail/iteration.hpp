@@ -117,11 +117,8 @@ public:
         return pending_[bucket] == 0 && !is_recording_;
     }
 
-    /// Whether the first bucket waits for the map of used parameters alone, so that other ranks decide when it leaves.
-    [[nodiscard]] bool may_be_on_its_way() const noexcept {
-        return sends_map() && is_full(0) &&
-               std::find(states_.begin(), states_.end(), State::ready) != states_.end();
-    }
+    /// Whether the pass has marked anything, so that full buckets leave once the map of used parameters is known.
+    [[nodiscard]] bool is_marked() const noexcept { return is_marked_; }
 
     // -- the course of an iteration ----------------------------------------------------------------
 
@@ -236,6 +233,7 @@ private:
     std::optional<WithoutPass> without_; ///< pass in the open iteration of this rank
     bool records_order_;
     bool is_open_ = false;
+    bool is_marked_ = false;
     bool is_recording_ = false; ///< the static graph: used parameters are known only at the end
 };
 

@@ -42,6 +42,7 @@ public:
     void fail_with(std::string_view text) {
         recorded_ = failure_of({});
         recorded_->message = text;
+        is_chosen_ = true;
     }
     /// Keeps the reason of a failed roll call, which all ranks throw. Peers are told it, unless a
     /// reason was kept before.
@@ -51,8 +52,17 @@ public:
             recorded_ = believed(reason);
         }
     }
-    /// The program has handled the failure.
-    void forget() noexcept { recorded_.reset(); }
+    /// The program has handled the failure, and the round in which it was is over.
+    void forget() noexcept {
+        recorded_.reset();
+        is_chosen_ = false;
+    }
+    /// It is not over: a text that the program chose is for all of the round.
+    void forget_exception() noexcept {
+        if (!is_chosen_) {
+            recorded_.reset();
+        }
+    }
     /// The reason that peers are told.
     [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
 
@@ -132,6 +142,7 @@ private:
     RankGroups const* groups_;
     unsigned state_; ///< 1: it is over; 2: there are groups; added
     bool is_told_ = true;
+    bool is_chosen_ = false;              ///< what was recorded is fail_with()'s
     std::optional<AbortReason> recorded_; ///< why this rank leaves
     std::optional<AbortReason> failure_;  ///< the failure that the guard threw
 };

@@ -36,6 +36,7 @@ JOINABLE_DEFINITION void Iteration::take_unused(std::size_t i) const {
 JOINABLE_DEFINITION void Iteration::begin(double factor, WithoutPass const* without) {
     require_closed();
     is_open_ = true;
+    is_marked_ = false;
     factor_ = factor;
     without_.reset();
     if (without != nullptr) {
@@ -82,6 +83,7 @@ JOINABLE_DEFINITION void Iteration::leave_out_others() {
 
 JOINABLE_DEFINITION bool Iteration::mark(std::size_t i) {
     require_trained(i);
+    is_marked_ = true;
     if (sends_map() && is_open_ && states_[i] != State::pending && is_frozen(i)) {
         return false; // an engine may mark all parameters
     }

@@ -113,7 +113,7 @@ JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice con
 JOINABLE_DEFINITION void Session::begin_part(std::size_t position, RoundNotice const& notice) {
     require_no_announcement(position);
     if (turns_.take_turn(position, loop_opens_rounds())) {
-        outcome_.forget(); // a failure of an earlier part was handled
+        outcome_.forget_exception(); // of an earlier part: it was handled
         check_later_notice(position, notice);
         return;
     }

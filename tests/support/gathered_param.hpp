@@ -62,7 +62,6 @@ struct joinable::parameter_traits<joinable_tests::GatheredParam> {
         }
         p.own->grad = view;
     }
-    static void release_grad(P& p) { p.own->grad = {}; }
     static void set_value(P& p, AnyView const& view) {
         if (p.set_fails) {
             throw std::bad_alloc{};

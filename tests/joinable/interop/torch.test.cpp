@@ -725,10 +725,17 @@ TEST_CASE("a last layer that runs again needs a pass that returns it; without it
         run_ranks({1, 2, 3}, [&](ThreadCommunicator& all) {
             ThreadCommunicator comm = all.split(0, all.rank());
             Net model, alone;
-            auto const outputs_of = [](Net& net, Batch const& batch) {
+            std::vector<std::unique_ptr<RunsBlockAgain::Run const>> runs; // which a pass refers to
+            auto const outputs_of = [&](Net& net, Batch const& batch) {
                 Tensor const hidden = torch::tanh(net->first->forward(batch.inputs));
                 Tensor const branch = net->branch->forward(batch.inputs);
-                return branch + RunsAgain::apply(hidden, &net->second); // that goes backward first
+                runs.push_back(std::make_unique<RunsBlockAgain::Run const>(
+                    [second = net->second](Tensor const& inputs) mutable {
+                        return second->forward(inputs);
+                    }
+                ));
+                // The second of them goes backward first.
+                return branch + RunsBlockAgain::apply(hidden, runs.back().get());
             };
             for (int rank = 0; rank < comm.size(); ++rank) {
                 Batch const batch{{rank}};

@@ -1362,7 +1362,7 @@ class DistributedDataParallel<detail::NoCommunicator, Options> {
     static_assert(
         !std::is_same_v<Options, DataParallelOptions>,
         "torch::DistributedDataParallel: expected a communicator, a variable that is a module, a holder or a pointer, not a "
-        "temporary such as model.ptr(), then options in braces with the names and the order of DataParallelOptions; write "
+        "temporary such as std::make_shared<Net>(), then options in braces with the names and the order of DataParallelOptions; write "
         "DataParallelOptions{...} to be told which name is wrong"
     );
 

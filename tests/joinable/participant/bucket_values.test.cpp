@@ -313,10 +313,19 @@ TEST_CASE("values that moved stay where they are if a constructor fails after th
                 }
             };
         };
-        if (is_last) {
-            CHECK_THROWS_AS(construct(), std::bad_alloc);
-        } else {
-            CHECK_THROWS_AS(construct(), PeerFailed);
+        bool fails = false; // another rank may be done before it hears of the last one
+        try {
+            construct();
+        } catch (std::bad_alloc const&) {
+            CHECK(is_last);
+            fails = true;
+        } catch (PeerFailed const&) {
+            CHECK(!is_last);
+            fails = true;
+        }
+        CHECK((fails || !is_last));
+        if (!fails) {
+            return;
         }
         for (GatheredParam const& param : params) { // sanitizers see whether memory was freed
             CHECK(param.sets == (param.own->requires_grad ? 1 : 0));

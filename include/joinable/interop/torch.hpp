@@ -1362,8 +1362,8 @@ class DistributedDataParallel<detail::NoCommunicator, Options> {
     static_assert(
         !std::is_same_v<Options, DataParallelOptions>,
         "torch::DistributedDataParallel: expected a communicator, a variable that is a module, a holder or a pointer, not a "
-        "temporary such as std::make_shared<Net>(), then options in braces with the names and the order of DataParallelOptions; write "
-        "DataParallelOptions{...} to be told which name is wrong"
+        "temporary such as std::make_shared<Net>(), then options in braces with the names and the order of "
+        "DataParallelOptions; write DataParallelOptions{...} to be told which name is wrong"
     );
 
 public:

@@ -743,8 +743,8 @@ class ShardedDataParallel<detail::NoCommunicator, detail::NoCommunicator, Option
     static_assert(
         !std::is_same_v<Options, ShardedOptions>,
         "torch::ShardedDataParallel: expected a communicator, a variable that is a module, a holder or a pointer, not a "
-        "temporary such as std::make_shared<Net>(), the optimizer as in Adam{...} or a factory, then options in braces with the names "
-        "and the order of ShardedOptions; write ShardedOptions{...} to be told which name is wrong"
+        "temporary such as std::make_shared<Net>(), the optimizer as in Adam{...} or a factory, then options in braces "
+        "with the names and the order of ShardedOptions; write ShardedOptions{...} to be told which name is wrong"
     );
 
 public:

@@ -324,7 +324,7 @@ TEST_CASE("an arena that goes during a late abort is freed after it") {
                 gone.meet();
                 fake_nccl::hold_aborts(false); // NCCL writes the registration now
             });
-            wait_until([] { return fake_nccl::live_memory() == 0; });
+            wait_until([] { return fake_cuda::live_allocations() == 0; }); // after NCCL's own count
             check_nothing_is_left();
         }
     }

@@ -701,11 +701,11 @@ std::size_t resident_bytes() {
     return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
-TEST_CASE("a million rounds of two ranks, half of them shadowed by one, grow no memory") {
+TEST_CASE("many rounds of two ranks, half of them shadowed by one, grow no memory") {
 #if defined(__OPTIMIZE__)
     constexpr std::size_t rounds = 1'000'000;
 #else
-    constexpr std::size_t rounds = 20'000; // with sanitizers and for debugging a sample of them
+    constexpr std::size_t rounds = 20'000; // a sample where nothing is optimized
 #endif
     std::size_t before = 0;
     run_ranks({2}, [&](ThreadCommunicator& comm) {

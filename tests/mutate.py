@@ -849,6 +849,21 @@ MUTATIONS = [
         "participant/local_optimizer.test.cpp", "an engine's optimizer steps all*",
     ),
     Mutation(
+        "files-do-not-say-which-optimizer-of-libtorch", "interop/torch_optimizer.hpp",
+        'list.add("optimizer", class_name<O>());', "",
+        "interop/torch_optimizer.test.cpp", "a checkpoint of libtorch's Adam is not read*",
+    ),
+    Mutation(
+        "factories-may-leave-aside-their-tensors", "interop/torch_optimizer.hpp",
+        " || given != count) {", ") {",
+        "interop/torch_optimizer.test.cpp", "a factory that leaves aside*",
+    ),
+    Mutation(
+        "conjugated-gradients-stay-views", "interop/torch.hpp",
+        "if (gradient.is_conj() || gradient.is_neg()) {", "if (gradient.is_neg()) {",
+        "interop/torch.test.cpp", "the gradient of a complex parameter*",
+    ),
+    Mutation(
         "a-first-state-of-libtorch-is-forgotten", "interop/torch_optimizer.hpp",
         "if constexpr (requires { Traits::first_state(value, settings_.numbers); }) {", "if constexpr (false) {",
         "interop/torch_optimizer.test.cpp", "sharded*libtorch's optimizers*",

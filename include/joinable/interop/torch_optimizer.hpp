@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -29,6 +30,7 @@
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/detail/type_name.hpp>
 #include <joinable/error.hpp>
 #include <joinable/interop/torch_tensor.hpp>
 #include <joinable/join/round.hpp>
@@ -254,6 +256,7 @@ struct TorchSettings {
         return Traits::state_names(numbers);
     }
     void agree_on(AgreementList& list) const {
+        list.add("optimizer", class_name<O>()); // Adam and AdamW have the same settings and state
         for (std::size_t k = 0; k < numbers.size(); ++k) {
             list.add(Traits::settings[k], numbers[k]);
         }
@@ -271,7 +274,14 @@ class TorchLocalOptimizer {
 public:
     using Factory = std::function<O(std::vector<at::Tensor>)>;
 
-    explicit TorchLocalOptimizer(Factory factory) : factory_{std::move(factory)} {}
+    template <class Made>
+    explicit TorchLocalOptimizer(Made factory) : factory_{std::move(factory)} {
+        static_assert(
+            std::is_same_v<typename TorchMadeBy<Made>::type, O>,
+            "torch::Optimizer: the factory returns a class derived from this one's, whose own step() would be lost; "
+            "name that class here, or make an Optimizer of its own"
+        );
+    }
 
     [[nodiscard]] O& optimizer() const noexcept { return *optimizer_; }
 
@@ -284,16 +294,24 @@ public:
         optimizer_.reset(new O(factory_(tensors))); // may be what cannot be moved
         auto const& groups = optimizer_->param_groups();
         std::size_t count = 0;
+        std::size_t given = 0;
         for (auto const& group : groups) {
-            count += group.params().size();
+            for (at::Tensor const& one : group.params()) {
+                ++count;
+                given += std::any_of(tensors.begin(), tensors.end(), [&](at::Tensor const& tensor) {
+                    return tensor.is_same(one);
+                });
+            }
         }
-        if (groups.size() != 1 || count != own.size()) {
+        if (groups.size() != 1 || count != own.size() || given != count) {
             throw ContractViolation{concat(
                 "torch::Optimizer: the factory was given ",
                 own.size(),
                 " tensors and made an optimizer of ",
-                count,
-                " in ",
+                given,
+                " of them and ",
+                count - given,
+                " others in ",
                 groups.size(),
                 " groups; give that of all of them in one group, and call add_parameter_group() for further ones"
             )};

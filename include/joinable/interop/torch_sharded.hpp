@@ -541,7 +541,8 @@ public:
         static_cast<void>(ClipNorm{max_norm, {.norm_type = norm_type}}); // refuses what no norm is
         clip_->own = clip_->all = {max_norm, norm_type, true};
     }
-    /// The norm of the gradients of the last step that was clipped, before it was; 0 if there was none. Local.
+    /// The norm of the gradients of the last step that clip_grad_norm_() clipped, before it was; 0 if there was none. A
+    /// ClipNorm in `before_step` has its own. Local.
     [[nodiscard]] double grad_norm() const noexcept { return clip_ ? clip_->norm : 0; }
 
     /// The optimizer of libtorch that a factory has made. See joinable::torch::Optimizer::local(). Local.

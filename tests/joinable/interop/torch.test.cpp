@@ -988,6 +988,32 @@ TEST_CASE("buffers and frozen parameters of any type take rank 0's elements") {
     });
 }
 
+TEST_CASE("the gradient of a complex parameter that a pass conjugates is averaged") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        struct Turned : torch::nn::Module {
+            Tensor forward(Tensor const& inputs) {
+                return torch::real(weight.conj() * inputs).sum();
+            }
+            Tensor weight = register_parameter("weight", torch::ones({3}, torch::kComplexDouble));
+        };
+        for (bool const views : {false, true}) {
+            Turned model;
+            joinable::torch::DistributedDataParallel ddp{
+                comm, model, {.gradient_as_bucket_view = views}
+            };
+            c10::complex<double> const input{1.0 + comm.rank(), 4};
+            for (int round = 0; round < 2; ++round) {
+                model.zero_grad();
+                ddp.forward(torch::full({3}, input, torch::kComplexDouble)).backward();
+                // d/dw of Re(conj(w) x) is x
+                Tensor const error =
+                    model.weight.grad() - c10::complex<double>{(comm.size() + 1) / 2.0, 4};
+                CHECK(torch::abs(error).max().item<double>() < 1e-12);
+            }
+        }
+    });
+}
+
 TEST_CASE("complex parameters are averaged as PyTorch does, by their parts") {
     run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         struct Phase : torch::nn::Module {

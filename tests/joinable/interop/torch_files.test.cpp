@@ -90,7 +90,7 @@ TEST_CASE(
         };
         joinable::Checkpoint save{zero, ours};
         for (auto& buffer : mine->named_buffers()) {
-            save.attach(buffer.key(), buffer.value());
+            save.attach(buffer.key(), Tensor{buffer.value()});
         }
         save.write();
     });
@@ -139,7 +139,7 @@ save_file({name: tensor + 1 for name, tensor in state.items()}, theirs, {"format
         }
         auto const buffers = model->named_buffers();
         for (auto& buffer : mine->named_buffers()) {
-            save.attach(buffer.key(), buffer.value());
+            save.attach(buffer.key(), Tensor{buffer.value()});
         }
         save.read_values(theirs, buffers.keys());
         for (auto const& item : mine->named_buffers()) {

@@ -279,6 +279,50 @@ TEST_CASE("a checkpoint has the state of libtorch's optimizers, for any number o
     );
 }
 
+TEST_CASE("a checkpoint of libtorch's Adam is not read into its AdamW, which has as many settings"
+) {
+    auto const file = std::filesystem::temp_directory_path() /
+                      ("joinable_torch_other_" + std::to_string(getpid()));
+    run_ranks({1, 2}, [&](ThreadCommunicator& comm) {
+        SmallNet model;
+        joinable::torch::Optimizer zero{comm, model->parameters(), adam};
+        joinable::Checkpoint{zero, file}.write();
+        joinable::torch::Optimizer other{comm, model->parameters(), [](std::vector<Tensor> mine) {
+                                             return torch::optim::AdamW{std::move(mine)};
+                                         }};
+        joinable::Checkpoint load{other, file};
+        std::string text;
+        try {
+            load.read();
+        } catch (joinable::ContractViolation const& error) {
+            text = error.what();
+        }
+        std::string const wrong =
+            "its setting optimizer of group 0 is \"Adam\", but here it is \"AdamW\"";
+        CHECK(text.find(wrong) != std::string::npos);
+    });
+    std::filesystem::remove(file);
+}
+
+TEST_CASE("a factory that leaves aside the tensors it is given is refused, with one rank, too") {
+    run_ranks({1}, [](ThreadCommunicator& comm) {
+        SmallNet model;
+        std::string text;
+        try {
+            joinable::torch::Optimizer zero{
+                comm,
+                model->parameters(),
+                [&](std::vector<Tensor> const&) {
+                    return torch::optim::SGD{model->parameters(), torch::optim::SGDOptions{0.1}};
+                }
+            };
+        } catch (joinable::ContractViolation const& error) {
+            text = error.what();
+        }
+        CHECK(text.find("made an optimizer of 0 of them and ") != std::string::npos);
+    });
+}
+
 TEST_CASE("a checkpoint from before the first step takes back the steps of libtorch's optimizer") {
     auto const file = std::filesystem::temp_directory_path() /
                       ("joinable_torch_first_" + std::to_string(getpid()));

@@ -2040,8 +2040,23 @@ MUTATIONS = [
     ),
     Mutation(
         "a-group-stays-whose-values-were-not-sent", "participant/sharded/optimizer.hpp",
-        "            leave_values(made);\n            undo();\n", "            leave_values(made);\n",
+        "        } catch (...) {\n            undo();\n", "        } catch (...) {\n",
         "participant/refresh_sharded.test.cpp", "a group whose values could not be sent*",
+    ),
+    Mutation(
+        "groups-stay-whose-values-could-not-be-moved", "participant/sharded/optimizer.hpp",
+        "            leave_values(made);\n            undo();\n", "            leave_values(made);\n",
+        "participant/refresh_sharded.test.cpp", "after a refresh that is refused on one rank*",
+    ),
+    Mutation(
+        "a-refused-refresh-keeps-values", "participant/sharded/optimizer.hpp",
+        "                        group.values->take(group.shards, scratch_[0]);\n                    }));", "                    }));",
+        "participant/refresh_sharded.test.cpp", "after a refresh that is refused on one rank*",
+    ),
+    Mutation(
+        "values-in-their-buckets-are-set-again", "participant/sharded/detail/impl/value_store.ipp",
+        "        if (is_moved(i)) {\n            whole_[i].set_value", "        if (parts_[i].value) {\n            whole_[i].set_value",
+        "participant/refresh_sharded.test.cpp", "after a refresh that is refused on one rank*",
     ),
     Mutation(
         "masters-are-rounded-by-refresh", "participant/sharded/optimizer.hpp",

@@ -3571,7 +3571,7 @@ private:
     /// Whether the value of parameter `i` lies in a bucket and the engine has moved it.
     [[nodiscard]] bool is_moved(std::size_t i) const {
         AnyView const& place = parts_[i].value;
-        if (is_sharded() || !place || place.numel() == 0) {
+        if (is_sharded() || !place) {
             return false;
         }
         AnyView const value = whole_[i].value();
@@ -3581,10 +3581,10 @@ private:
     ParameterList whole_; ///< the engine's
     Residence residence_;
     Device& device_;
-    std::vector<PartOfParameter> parts_; ///< the views are empty for parameters that no rank steps
+    std::vector<PartOfParameter> parts_; ///< no view: of what no rank steps, or has no elements
     Arena memory_;
     std::vector<std::size_t> begins_; ///< of each shard's, in bytes: at cache lines
-    std::size_t taken_ = 0;           ///< parameters whose values were set
+    bool is_taken_ = false;           ///< the engine's values were set
 };
 
 /// Memory for packed buckets and gathered values. The reduction of gradients and the exchange of
@@ -3728,7 +3728,7 @@ JOINABLE_DEFINITION ValueStore::ValueStore(
     for (std::size_t k = 0; k < shards.size(); ++k) {
         std::size_t const element = shards[k].element();
         for (ShardPiece const& piece : shards[k].bucket().pieces) {
-            if (piece.begin == 0) {
+            if (piece.begin == 0 && (is_sharded() || piece.size != 0)) {
                 std::byte* const place = is_sharded() ? nullptr : at(k) + piece.offset * element;
                 AnyView const value = parameters[piece.parameter].value();
                 parts_[piece.parameter].value = OptimizerShard::place_of(value, place);
@@ -3745,7 +3745,7 @@ JOINABLE_DEFINITION ValueStore::ValueStore(
 }
 
 JOINABLE_DEFINITION ValueStore::~ValueStore() {
-    for (std::size_t i = 0; i < taken_; ++i) {
+    for (std::size_t i = 0; is_taken_ && i < parts_.size(); ++i) {
         if (parts_[i].value && !is_moved(i)) {
             parts_[i].whole.release_value();
         }
@@ -3779,16 +3779,16 @@ ValueStore::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
 }
 
 JOINABLE_DEFINITION void ValueStore::move_to_buckets() {
-    for (PartOfParameter const& parameter : parts_) {
-        if (parameter.value) {
-            device_.copy(parameter.whole.value(), parameter.value);
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+        if (is_moved(i)) {
+            device_.copy(whole_[i].value(), parts_[i].value);
         }
     }
     device_.finish(); // before the engine's memory ends
+    is_taken_ = true;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-        taken_ = i + 1;
-        if (parts_[i].value) {
-            parts_[i].whole.set_value(parts_[i].value);
+        if (is_moved(i)) {
+            whole_[i].set_value(parts_[i].value);
         }
         if (is_moved(i)) {
             throw ContractViolation{concat(
@@ -3806,7 +3806,7 @@ JOINABLE_DEFINITION void ValueStore::leave() noexcept {
         Left* next;
     };
     static std::atomic<Left*> first{nullptr}; // so that no leak checker misses them
-    if (taken_ == 0) {
+    if (!is_taken_) {
         return;
     }
     auto* const left = new (std::nothrow) Left{std::move(memory_), first.load()};
@@ -3815,7 +3815,7 @@ JOINABLE_DEFINITION void ValueStore::leave() noexcept {
     }
     while (!first.compare_exchange_weak(left->next, left)) {
     }
-    taken_ = 0;
+    is_taken_ = false;
 }
 
 JOINABLE_DEFINITION void ValueStore::release() const {
@@ -6852,13 +6852,13 @@ private:
             });
             entry.leave();
             accept();
+            values->run(comm_, 0);
         } catch (...) {
             undo();
             throw;
         }
         std::span<Group> const made = std::span{groups_}.subspan(making.first);
         try {
-            values->run(comm_, 0);
             fail_together(verb, [&] {
                 for (std::size_t k = making.first; k < groups_.size(); ++k) {
                     Group const& group = groups_[k];
@@ -6873,6 +6873,14 @@ private:
         } catch (...) {
             leave_values(made);
             undo();
+            // A refresh brings back groups whose values may have moved to those that it made.
+            for (Group const& group : std::span{groups_}.subspan(making.first)) {
+                if (group.values) {
+                    static_cast<void>(detail::exception_of([&] {
+                        group.values->take(group.shards, scratch_[0]);
+                    }));
+                }
+            }
             throw;
         }
         for (std::size_t k = 0; k < made.size(); ++k) {

@@ -385,6 +385,59 @@ TEST_CASE("values that lie in buckets move to the new ones, and stay where they 
     });
 }
 
+/// Parameters with one dimension, values of 1 on rank 0, and gradients of 1.
+std::vector<GatheredParam> gathered_ones(int rank, std::vector<std::size_t> const& sizes) {
+    std::vector<StridedParam> engine;
+    for (std::size_t const size : sizes) {
+        engine.push_back({{{DType::f64, {size}, {1}}, {DType::f64, {size}, {1}}, {}}});
+        write(engine.back().value.view(), joinable_tests::Numbers(size, rank + 1.0));
+        engine.back().need_grad();
+        write(engine.back().grad, joinable_tests::Numbers(size, 1.0));
+    }
+    return gathered(std::move(engine));
+}
+
+TEST_CASE("after a refresh that is refused on one rank values lie in their buckets, and are stepped"
+) {
+    for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
+        for (std::size_t const refused : {0U, 2U}) {
+            over_ranks({1, 2, 3, 8}, [&](RankCommunicator& comm) {
+                CAPTURE(refused);
+                std::vector<GatheredParam> params = gathered_ones(comm.rank(), {5, 3, 4});
+                std::vector<GatheredParam*> const before{&params[0], &params[1]};
+                std::vector<GatheredParam*> const after{&params[1], &params[0], &params[2]};
+                bool const is_last = comm.rank() == comm.size() - 1;
+                {
+                    ZeroRedundancyOptimizer zero{
+                        comm,
+                        before,
+                        Sgd{.learning_rate = 0.25, .momentum = 0.5},
+                        {.partition = partition,
+                         .reduces_gradients = true,
+                         .parameters_as_bucket_view = true}
+                    };
+                    auto const value = [&](std::size_t i) {
+                        return joinable_tests::read(params[i].value).back();
+                    };
+                    zero.step();
+                    params[refused].set_fails = is_last;
+                    std::string const text = failure_of([&] { zero.refresh(after); });
+                    CHECK(text.starts_with(is_last ? "other: " : "peer: rank "));
+                    zero.step();
+                    CHECK((value(0) == 0.375 && value(1) == 0.375 && value(2) == 1.0));
+                    params[refused].set_fails = false;
+                    zero.refresh(after);
+                    zero.step();
+                    CHECK((value(0) == -0.0625 && value(1) == -0.0625 && value(2) == 0.75));
+                }
+                for (GatheredParam const& param : params) {
+                    CHECK(param.releases == 1);
+                }
+            });
+        }
+    }
+}
+
 TEST_CASE("state follows parameters without names whose values lie in buckets") {
     over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         std::vector<StridedParam> engine;

@@ -683,13 +683,13 @@ private:
             });
             entry.leave();
             accept();
+            values->run(comm_, 0);
         } catch (...) {
             undo();
             throw;
         }
         std::span<Group> const made = std::span{groups_}.subspan(making.first);
         try {
-            values->run(comm_, 0);
             fail_together(verb, [&] {
                 for (std::size_t k = making.first; k < groups_.size(); ++k) {
                     Group const& group = groups_[k];
@@ -704,6 +704,14 @@ private:
         } catch (...) {
             leave_values(made);
             undo();
+            // A refresh brings back groups whose values may have moved to those that it made.
+            for (Group const& group : std::span{groups_}.subspan(making.first)) {
+                if (group.values) {
+                    static_cast<void>(detail::exception_of([&] {
+                        group.values->take(group.shards, scratch_[0]);
+                    }));
+                }
+            }
             throw;
         }
         for (std::size_t k = 0; k < made.size(); ++k) {

@@ -117,7 +117,7 @@ private:
     /// Whether the value of parameter `i` lies in a bucket and the engine has moved it.
     [[nodiscard]] bool is_moved(std::size_t i) const {
         AnyView const& place = parts_[i].value;
-        if (is_sharded() || !place || place.numel() == 0) {
+        if (is_sharded() || !place) {
             return false;
         }
         AnyView const value = whole_[i].value();
@@ -127,10 +127,10 @@ private:
     ParameterList whole_; ///< the engine's
     Residence residence_;
     Device& device_;
-    std::vector<PartOfParameter> parts_; ///< the views are empty for parameters that no rank steps
+    std::vector<PartOfParameter> parts_; ///< no view: of what no rank steps, or has no elements
     Arena memory_;
     std::vector<std::size_t> begins_; ///< of each shard's, in bytes: at cache lines
-    std::size_t taken_ = 0;           ///< parameters whose values were set
+    bool is_taken_ = false;           ///< the engine's values were set
 };
 
 /// Memory for packed buckets and gathered values. The reduction of gradients and the exchange of

@@ -68,7 +68,7 @@ JOINABLE_DEFINITION ValueStore::ValueStore(
     for (std::size_t k = 0; k < shards.size(); ++k) {
         std::size_t const element = shards[k].element();
         for (ShardPiece const& piece : shards[k].bucket().pieces) {
-            if (piece.begin == 0) {
+            if (piece.begin == 0 && (is_sharded() || piece.size != 0)) {
                 std::byte* const place = is_sharded() ? nullptr : at(k) + piece.offset * element;
                 AnyView const value = parameters[piece.parameter].value();
                 parts_[piece.parameter].value = OptimizerShard::place_of(value, place);
@@ -85,7 +85,7 @@ JOINABLE_DEFINITION ValueStore::ValueStore(
 }
 
 JOINABLE_DEFINITION ValueStore::~ValueStore() {
-    for (std::size_t i = 0; i < taken_; ++i) {
+    for (std::size_t i = 0; is_taken_ && i < parts_.size(); ++i) {
         if (parts_[i].value && !is_moved(i)) {
             parts_[i].whole.release_value();
         }
@@ -119,16 +119,16 @@ ValueStore::take(std::span<OptimizerShard const> shards, Scratch& scratch) {
 }
 
 JOINABLE_DEFINITION void ValueStore::move_to_buckets() {
-    for (PartOfParameter const& parameter : parts_) {
-        if (parameter.value) {
-            device_.copy(parameter.whole.value(), parameter.value);
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+        if (is_moved(i)) {
+            device_.copy(whole_[i].value(), parts_[i].value);
         }
     }
     device_.finish(); // before the engine's memory ends
+    is_taken_ = true;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-        taken_ = i + 1;
-        if (parts_[i].value) {
-            parts_[i].whole.set_value(parts_[i].value);
+        if (is_moved(i)) {
+            whole_[i].set_value(parts_[i].value);
         }
         if (is_moved(i)) {
             throw ContractViolation{concat(
@@ -146,7 +146,7 @@ JOINABLE_DEFINITION void ValueStore::leave() noexcept {
         Left* next;
     };
     static std::atomic<Left*> first{nullptr}; // so that no leak checker misses them
-    if (taken_ == 0) {
+    if (!is_taken_) {
         return;
     }
     auto* const left = new (std::nothrow) Left{std::move(memory_), first.load()};
@@ -155,7 +155,7 @@ JOINABLE_DEFINITION void ValueStore::leave() noexcept {
     }
     while (!first.compare_exchange_weak(left->next, left)) {
     }
-    taken_ = 0;
+    is_taken_ = false;
 }
 
 JOINABLE_DEFINITION void ValueStore::release() const {

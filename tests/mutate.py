@@ -3411,6 +3411,11 @@ MUTATIONS = [
         "participant/bucket_values.test.cpp", "weights are loaded*",
     ),
     Mutation(
+        "buckets-of-before-ask-parameters-that-have-ended", "participant/sharded/detail/value_store.hpp",
+        "parts_[i].value = {};", "",
+        "participant/refresh_sharded.test.cpp", "a parameter may end*",
+    ),
+    Mutation(
         "values-outlive-their-bucket", "participant/sharded/detail/impl/value_store.ipp",
         "parts_[i].whole.release_value();", "",
         "participant/bucket_values.test.cpp", "values in buckets are those*",

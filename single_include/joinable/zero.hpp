@@ -3544,14 +3544,16 @@ public:
     /// @throws ContractViolation  the engine has moved a value out of its bucket.
     void check() const;
 
-    /// Whether a value of the engine lies here.
-    [[nodiscard]] bool holds_any() const {
+    /// Whether a value of the engine lies here. Forgets those that have left: their parameters may end then.
+    [[nodiscard]] bool holds_any() {
         for (std::size_t i = 0; i < parts_.size(); ++i) {
-            if (parts_[i].value && !is_moved(i)) {
-                return true;
+            if (is_moved(i)) {
+                parts_[i].value = {};
             }
         }
-        return false;
+        return std::any_of(parts_.begin(), parts_.end(), [](PartOfParameter const& part) {
+            return static_cast<bool>(part.value);
+        });
     }
 
     [[nodiscard]] bool is_sharded() const noexcept { return residence_ == Residence::own_part; }

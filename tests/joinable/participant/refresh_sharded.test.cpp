@@ -438,6 +438,36 @@ TEST_CASE("after a refresh that is refused on one rank values lie in their bucke
     }
 }
 
+TEST_CASE("a parameter may end that was left out after its value had left the memory of its bucket"
+) {
+    over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
+        std::vector<GatheredParam> params = gathered_ones(comm.rank(), {5, 3, 4, 0, 5});
+        GatheredParam& left_out = params[0];
+        GatheredParam& empty = params[3];
+        std::vector<GatheredParam*> const others{&params[1], &params[2], &params[4]};
+        {
+            ZeroRedundancyOptimizer zero{
+                comm,
+                std::vector<GatheredParam*>{&left_out, &params[1], &params[2], &empty},
+                Sgd{.learning_rate = 0.25},
+                {.reduces_gradients = true, .parameters_as_bucket_view = true}
+            };
+            params[1].own->requires_grad = false;
+            zero.refresh(); // its value stays in a bucket of before
+            left_out.value = left_out.own->value.view();
+            zero.refresh(others);
+            left_out.reads_to_failure = empty.reads_to_failure = 1000; // as if they ended here
+            zero.step();
+            zero.refresh(others);
+        }
+        CHECK((left_out.reads_to_failure == 1000 && empty.reads_to_failure == 1000));
+        CHECK((left_out.releases == 0 && empty.releases == 0));
+        for (GatheredParam const* param : others) {
+            CHECK(param->releases == 1);
+        }
+    });
+}
+
 TEST_CASE("state follows parameters without names whose values lie in buckets") {
     over_ranks({1, 2, 3, 8}, [](RankCommunicator& comm) {
         std::vector<StridedParam> engine;

@@ -2506,6 +2506,11 @@ MUTATIONS = [
         "join/failure.test.cpp", "peers are told of the failure*",
     ),
     Mutation(
+        "peers-hear-of-what-was-handled-before-a-round-that-was-opened-early", "join/detail/impl/session.ipp",
+        "outcome_.forget(); // also where look-ahead", "// also where look-ahead",
+        "join/failure.test.cpp", "with look-ahead peers are told of no failure*",
+    ),
+    Mutation(
         "peers-hear-of-what-was-handled-in-the-last-round", "join/detail/impl/session.ipp",
         "outcome_.forget(); // a failure in the last round was handled", "",
         "join/failure.test.cpp", "peers are told of the failure*",

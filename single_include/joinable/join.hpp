@@ -13044,7 +13044,6 @@ private:
     [[gnu::cold]] Round answer_in_group(std::size_t position);
 
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener);
-    [[noreturn]] void refuse_late(Opening opening, std::size_t opener) const;
 
     void begin_part(std::size_t position, RoundNotice const& notice);
 
@@ -13305,6 +13304,7 @@ Session::next(bool have_input, RoundNotice const& notice, Opening opening) {
         throw_violation("a loop with look-ahead has already announced this rank's next round; run "
                         "one such loop in a guard, and no next() beside it");
     }
+    outcome_.forget(); // also where look-ahead has opened the round in the one before
     opened_ = is_ahead_ ? std::exchange(ahead_, {}) : open(notice, opening, 0);
     is_ahead_ = false;
     hear_verdict();
@@ -13411,17 +13411,13 @@ JOINABLE_DEFINITION void Session::fail_at_once() noexcept {
     }
 }
 
-JOINABLE_DEFINITION void Session::refuse_late(Opening opening, std::size_t opener) const {
-    throw_violation(concat(
-        opening == Opening::notification ? turns_.call(opener) : "next() was called",
-        " in a post hook, after the last round of the guard; open rounds before finish()"
-    ));
-}
-
 JOINABLE_DEFINITION Announcement
 Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
     if (has_ended_) { // the others may be in the closing roll call
-        refuse_late(opening, opener);
+        throw_violation(concat(
+            opening == Opening::notification ? turns_.call(opener) : "next() was called",
+            " in a post hook, after the last round of the guard; open rounds before finish()"
+        ));
     }
     outcome_.forget(); // a failure before this round was handled
     Announcement const announcement{rounds_.completed(notice), opening, opener};

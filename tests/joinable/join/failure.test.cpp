@@ -245,6 +245,43 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("with look-ahead peers are told of no failure and no text of an earlier round") {
+    for (bool const is_chosen : {false, true}) {
+        CAPTURE(is_chosen);
+        over_ranks({2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            AllReducer reducer{comm};
+            joinable::Step step{comm, [&] {
+                                    if (!is_chosen) {
+                                        throw Injected{"handled"};
+                                    }
+                                }};
+            auto const run = [&] {
+                Join guard{participants(reducer, step)};
+                for (int const batch :
+                     guard.iterate(joinable::look_ahead, std::vector<int>{0, 1})) {
+                    if (batch == 1 && comm.rank() == 1) {
+                        throw Injected{"disk full"};
+                    }
+                    reducer();
+                    if (is_chosen) {
+                        guard.fail("handled");
+                    }
+                    try {
+                        step.step();
+                    } catch (Injected const&) { // on all ranks
+                    }
+                }
+                guard.finish();
+            };
+            if (comm.rank() == 1) {
+                CHECK_THROWS_AS(run(), Injected);
+            } else {
+                CHECK_THROWS_WITH_AS(run(), unknown, joinable::PeerFailed);
+            }
+        });
+    }
+}
+
 TEST_CASE("a text that fail() was given is for all parts of its round") {
     over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};

@@ -2740,6 +2740,12 @@ MUTATIONS = [
         "join/failure.test.cpp", "a text that fail() was given*",
     ),
     Mutation(
+        "a-chosen-text-ends-with-a-skipped-batch", "join/detail/session.hpp",
+        "void forget_failure() noexcept { outcome_.forget_exception(); }",
+        "void forget_failure() noexcept { outcome_.forget(); }",
+        "participant/accumulation.test.cpp", "a text that fail() was given before skip()*",
+    ),
+    Mutation(
         "buffer-hooks-are-not-compared", "participant/detail/module_state.hpp",
         "        if (hook_) {\n            list.add(", "        if (false) {\n            list.add(",
         "participant/module_state.test.cpp", "a buffer hook that some ranks have*",

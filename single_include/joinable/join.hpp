@@ -12975,7 +12975,7 @@ public:
     }
     /// The text that peers see, whatever exception leaves the guard.
     void fail(std::string_view text) { outcome_.fail_with(text); }
-    void forget_failure() noexcept { outcome_.forget(); }
+    void forget_failure() noexcept { outcome_.forget_exception(); }
 
     [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
     /// Whether the announced round is open. A round that this rank shadows is open, even if

@@ -444,6 +444,38 @@ TEST_CASE("peers are not told of a batch that was skipped when its rank fails la
     });
 }
 
+TEST_CASE("a text that fail() was given before skip() is for the rest of the round") {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params};
+        joinable::Step step{comm, [&] {
+                                if (comm.rank() == 1) {
+                                    throw std::runtime_error{"loss is NaN"};
+                                }
+                            }};
+        std::string text;
+        try {
+            Join guard{participants(ddp, step)};
+            try {
+                ddp.forward([&] {
+                    if (comm.rank() == 1) {
+                        throw std::bad_alloc{};
+                    }
+                });
+                ddp.backward([](auto ready) { ready(0); });
+            } catch (std::bad_alloc const&) {
+                guard.fail("shard 7 is damaged");
+                ddp.skip();
+            }
+            step.step();
+            guard.finish();
+        } catch (std::exception const& error) {
+            text = error.what();
+        }
+        CHECK(text == (comm.rank() == 1 ? "loss is NaN" : "rank 1 failed: shard 7 is damaged"));
+    });
+}
+
 TEST_CASE("a batch is skipped in a round that does not sync, and outside a guard") {
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});

@@ -2444,6 +2444,11 @@ MUTATIONS = [
         "join/guarded_range.test.cpp", "what a range throws*",
     ),
     Mutation(
+        "peers-hear-of-what-was-handled-before-a-range-was-read", "join/detail/guard.hpp",
+        "        session_.forget_failure();\n", "",
+        "join/guarded_range.test.cpp", "what a range throws*",
+    ),
+    Mutation(
         "waiting-is-not-counted", "join/detail/impl/rounds.ipp",
         "result_.waited += waited_.end - begin;", "",
         "join/guard.test.cpp", "a result says*",

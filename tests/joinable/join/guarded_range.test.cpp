@@ -22,6 +22,7 @@
 #include <support/volume.hpp>
 
 #include <joinable/join/guard.hpp>
+#include <joinable/participant/step.hpp>
 
 namespace {
 
@@ -279,11 +280,16 @@ TEST_CASE("what a range throws when it is read leaves the guard with its text") 
         CAPTURE(kind);
         over_ranks({2, 3}, [kind](RankCommunicator& comm) {
             AllReducer reducer{comm};
+            joinable::Step step{comm, [] { throw std::range_error{"handled"}; }};
             DamagedShard const shard{comm.rank() == 1};
             auto const run_on = [&](auto make) {
-                Join guard{participants(reducer)};
+                Join guard{participants(reducer, step)};
                 for (int const batch : make(guard)) {
                     reducer();
+                    try {
+                        step.step();
+                    } catch (std::range_error const&) { // on all ranks
+                    }
                     (void)batch;
                 }
                 guard.finish();

@@ -36,14 +36,16 @@ public:
 
     bool next(bool have_input, RoundNotice const& notice, Opening opening);
     void announce_ahead(std::optional<RoundNotice> const& notice);
-    /// Calls f(). An exception that it throws will leave the guard, and peers see its text.
+    /// Calls f(), which reads an input or opens a round: exceptions before it were handled. One that it throws will leave
+    /// the guard, and peers see its text.
     template <class F>
     decltype(auto) recorded(F const& f) {
+        session_.forget_failure();
         return session_.recorded(f);
     }
 
     void vote_stop() {
-        recorded([&] { session_.vote_stop(); });
+        session_.recorded([&] { session_.vote_stop(); });
     }
     void keep_alive() const;
     void fail(std::string_view text) { session_.fail(text); }

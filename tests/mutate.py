@@ -4128,6 +4128,11 @@ MUTATIONS = [
         "participant/periodic_average.test.cpp", "*one rank alone has changed*",
     ),
     Mutation(
+        "values-that-cannot-be-written-are-found-after-the-average", "participant/periodic_average.hpp",
+        "if (!parameters_[i].is_as(listed_->listed()[i])) {", "if (false) {",
+        "participant/periodic_average.test.cpp", "a rank that has stepped nothing*",
+    ),
+    Mutation(
         "values-of-a-rank-that-did-not-step-are-multiplied", "participant/periodic_average.hpp",
         "if (steps_ == 0) {", "if (steps_ == 77) {",
         "participant/periodic_average.test.cpp", "*has not stepped*",

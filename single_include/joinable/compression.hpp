@@ -2727,6 +2727,13 @@ private:
     }
     /// All ranks get the average over those that stepped. Nothing, if none did.
     void average_values() {
+        for (Bucket const& bucket : layout_.buckets()) { // before others write an average
+            for (std::size_t const i : bucket.parameters) {
+                if (!parameters_[i].is_as(listed_->listed()[i])) {
+                    listed_->require_same(i, join_name(), false);
+                }
+            }
+        }
         std::uint64_t total = steps_;
         control_.sum({&total, 1});
         if (total == 0) {

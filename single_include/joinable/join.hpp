@@ -16238,14 +16238,14 @@ public:
             }
         }
     }
+    /// The same for one parameter. Makes texts, so ask is_as() before.
+    void require_same(std::size_t i, std::string_view participant, bool has_refresh) const;
 
     [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
     [[nodiscard]] std::vector<ParameterState> const& listed() const noexcept { return listed_; }
     [[nodiscard]] std::vector<Identity> const& identities() const noexcept { return identities_; }
 
 private:
-    void require_same(std::size_t i, std::string_view participant, bool has_refresh) const;
-
     ParameterList parameters_;
     std::vector<ParameterState> listed_;
     std::vector<Identity> identities_;

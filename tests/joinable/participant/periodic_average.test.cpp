@@ -509,9 +509,53 @@ TEST_CASE("where average() cannot average the values of one rank, the others hea
             auto const error = thrown_by<joinable::PeerFailed>([&] { average.average(); });
             CHECK(error.rank() == culprit);
             std::string const text = error.what();
-            CHECK(text.find("the same dtype and extents") != std::string::npos);
+            CHECK(text.find("parameter 1 is f64 (7) now, but was f64 (3)") != std::string::npos);
         }
     });
+}
+
+TEST_CASE(
+    "a rank that has stepped nothing refuses other values before those of any rank are averaged"
+) {
+    enum class Where { outside, on_a_joined_rank, at_the_end };
+    for (Where const where : {Where::outside, Where::on_a_joined_rank, Where::at_the_end}) {
+        CAPTURE(static_cast<int>(where));
+        over_ranks({2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            bool const is_culprit = comm.rank() == comm.size() - 1;
+            std::string const what =
+                "parameter 1 is f64 (7) now, but was f64 (3) when the "
+                "PeriodicAverage was made; make the PeriodicAverage after resizing";
+            auto params = make_params<double>({2, 3}, 0.0);
+            PeriodicAverage average{comm, params, {.period = 2}};
+            params[1].value.assign(3, comm.rank() + 1.0);
+            bool const is_guarded = where != Where::outside;
+            auto const train = [&] {
+                joinable::Join guard{joinable::participants(average), {.enable = is_guarded}};
+                is_culprit ? average.skip() : average.step();
+                if (is_culprit) {
+                    params[1].value.resize(7);
+                } else if (where == Where::on_a_joined_rank) {
+                    average.step();
+                }
+                guard.finish();
+            };
+            auto const run = [&] {
+                train();
+                average.average();
+            };
+            if (is_culprit) {
+                auto const error = thrown_by<joinable::ContractViolation>(run);
+                CHECK(std::string{error.what()} == what);
+            } else {
+                auto const error = thrown_by<joinable::PeerFailed>(run);
+                CHECK(error.rank() == comm.size() - 1);
+                std::string const text = error.what();
+                CAPTURE(text);
+                CHECK(text.find(what) != std::string::npos);
+                CHECK(params[1].value == std::vector<double>(3, comm.rank() + 1.0));
+            }
+        });
+    }
 }
 
 TEST_CASE(

@@ -2623,7 +2623,7 @@ public:
     }
 
     /// This rank has stepped. Collective in a round that averages; else only the notification.
-    /// It counts, also if it throws: go on with skip().
+    /// It counts, also if it throws. After an error other than the following one go on with skip().
     /// @throws ContractViolation  a parameter that was frozen when this was made is trained now, or a value has another
     ///         dtype, other extents or another device; the other ranks throw PeerFailed. Call average() before such a
     ///         change, then make a new one. Outside of an enabled guard this aborts the communicator.

@@ -3798,6 +3798,11 @@ MUTATIONS = [
         "communicator/substitute.test.cpp", "each rank gets its part*",
     ),
     Mutation(
+        "ranks-around-machines-ask-their-own-levels", "communicator/hierarchical/detail/engine.hpp",
+        "can_split_ = sizes.back() == 0;", "can_split_ = can_levels_split();",
+        "communicator/hierarchical/split.test.cpp", "if the leaders cannot be split*",
+    ),
+    Mutation(
         "leaders-without-split-are-split", "communicator/hierarchical/communicator.hpp",
         "if (choices.back().color != 0) {", "if (false) {",
         "communicator/hierarchical/split.test.cpp", "if the leaders cannot be split*",

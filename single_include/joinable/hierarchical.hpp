@@ -1764,9 +1764,12 @@ public:
     [[nodiscard]] bool test(std::uint64_t number) { return advance(number, Waiting::tests); }
     [[nodiscard]] bool progress(std::uint64_t number) { return advance(number, Waiting::polls); }
 
-    [[nodiscard]] bool can_split() const {
+    /// Whether the levels of this rank can.
+    [[nodiscard]] bool can_levels_split() const {
         return local_.can_split() && (across_ == nullptr || across_->can_split());
     }
+    /// The same on all ranks. A group was split from one that can.
+    [[nodiscard]] bool can_split() const noexcept { return can_split_; }
     /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all.
     [[nodiscard]] Levels split(GroupChoice choice, Machines group, bool is_renumbered) {
         group.become_group_of(machines_);
@@ -1947,14 +1950,18 @@ private:
             };
         }
         run({step(Level::local, Collective::broadcast, place)});
-        std::vector<std::uint64_t> sizes(place[0]);
+        // The last one counts leaders that cannot split a level.
+        std::vector<std::uint64_t> sizes(place[0] + 1);
         if (is_leader()) {
             sizes[place[1]] = static_cast<std::uint64_t>(local_.size());
+            sizes.back() = can_levels_split() ? 0 : 1;
         }
         run({
             step(Level::across, Collective::all_reduce, sizes),
             step(Level::local, Collective::broadcast, sizes),
         });
+        can_split_ = sizes.back() == 0;
+        sizes.pop_back();
         machines_ = Machines{sizes, static_cast<int>(place[1])};
         auto const share = [&](std::uint64_t word) {
             std::vector<std::uint64_t> words(as_index(machines_.ranks()));
@@ -2197,6 +2204,7 @@ private:
     AnyInterface& local_;
     AnyInterface* across_;
     Machines machines_;
+    bool can_split_ = true;
     std::function<std::optional<AbortReason>()> parent_; ///< of a group
     Arena scratch_; ///< of the collective that a leader has begun
     std::chrono::nanoseconds deadline_ = default_deadline;
@@ -2364,7 +2372,7 @@ public:
         detail::check_color(color);
         // The last one says whether a level cannot.
         std::vector<detail::GroupChoice> choices(static_cast<std::size_t>(size()) + 1);
-        choices.back().color = engine_.can_split() ? 0 : 1;
+        choices.back().color = engine_.can_levels_split() ? 0 : 1;
         detail::GroupChoice& own = choices[static_cast<std::size_t>(rank())];
         own = {color, key};
         detail::Request request = detail::RequestsOf{rank(), size()}.all_reduce(
@@ -2384,6 +2392,9 @@ public:
         bool const is_renumbered = detail::renumbers(detail::members_of(choices, color));
         return HierarchicalCommunicator{engine_.split(own, group, is_renumbered)};
     }
+
+    /// Local, the same on all ranks. Whether both levels can, on all machines.
+    [[nodiscard]] bool can_split() const noexcept { return engine_.can_split(); }
 
     /// For participants that train a model: that of the ranks of this machine.
     [[nodiscard]] detail::ModelTable* model_table() { return engine_.local().model_table(); }

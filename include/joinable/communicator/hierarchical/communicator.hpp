@@ -178,7 +178,7 @@ public:
         detail::check_color(color);
         // The last one says whether a level cannot.
         std::vector<detail::GroupChoice> choices(static_cast<std::size_t>(size()) + 1);
-        choices.back().color = engine_.can_split() ? 0 : 1;
+        choices.back().color = engine_.can_levels_split() ? 0 : 1;
         detail::GroupChoice& own = choices[static_cast<std::size_t>(rank())];
         own = {color, key};
         detail::Request request = detail::RequestsOf{rank(), size()}.all_reduce(
@@ -198,6 +198,9 @@ public:
         bool const is_renumbered = detail::renumbers(detail::members_of(choices, color));
         return HierarchicalCommunicator{engine_.split(own, group, is_renumbered)};
     }
+
+    /// Local, the same on all ranks. Whether both levels can, on all machines.
+    [[nodiscard]] bool can_split() const noexcept { return engine_.can_split(); }
 
     /// For participants that train a model: that of the ranks of this machine.
     [[nodiscard]] detail::ModelTable* model_table() { return engine_.local().model_table(); }

@@ -20,6 +20,7 @@
 
 #include <joinable/any_communicator.hpp>
 #include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/self.hpp>
 #include <joinable/error.hpp>
 #include <joinable/hierarchical.hpp>
 
@@ -46,6 +47,8 @@ void check_group(
 ) {
     auto const [color, key] = choose(comm, comm.rank());
     auto group = comm.split(color, key);
+    CHECK(comm.can_split());
+    CHECK(group.can_split());
     std::vector<std::pair<int, int>> members; // key and rank
     for (int rank = 0; rank < comm.size(); ++rank) {
         auto const [other, place] = choose(comm, rank);
@@ -154,6 +157,12 @@ TEST_CASE("if the leaders cannot be split, all ranks are told, and go on") {
                 joinable::ContractViolation
             );
             CHECK(sum_of_ones(comm) == 4);
+            CHECK_FALSE(comm.can_split()); // also where this rank leads no machine
+            CHECK_FALSE(joinable::AnyCommunicator{comm}.can_split());
+            joinable::SelfCommunicator alone;
+            joinable::HierarchicalCommunicator outer{comm, comm.rank() == 0 ? &alone : nullptr};
+            CHECK_THROWS_AS((void)outer.split(0, 0), joinable::ContractViolation);
+            CHECK(sum_of_ones(outer) == 4);
         });
     };
     run_tcp_threads(2, [&](joinable::TcpCommunicator& across) {

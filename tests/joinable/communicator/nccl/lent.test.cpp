@@ -22,6 +22,7 @@
 #include <joinable/any_communicator.hpp>
 #include <joinable/communicator/self.hpp>
 #include <joinable/communicator/shared_memory/process.hpp>
+#include <joinable/hierarchical.hpp>
 
 namespace {
 
@@ -384,20 +385,36 @@ TEST_CASE("a control communicator that cannot split is said to be why") {
     );
 }
 
+/// One that has deadlines, and cannot split.
+class WithDeadline : public HouseCommunicator {
+public:
+    using HouseCommunicator::HouseCommunicator;
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
+        return inner_.set_deadline(deadline);
+    }
+};
+
 TEST_CASE(
     "a control communicator whose transport has no split() and no deadlines is used for what it has"
 ) {
     run_ranks({2, 4}, [](joinable::ThreadCommunicator& threads) {
         HouseCommunicator house{threads};
+        auto const is_used = [](auto& hosts) {
+            NcclCommunicator comm{hosts};
+            comm.barrier();
+            CHECK_THROWS_WITH_AS(
+                static_cast<void>(comm.split(0, 0)),
+                Contains("or its transport has none"),
+                joinable::ContractViolation
+            );
+            comm.barrier();
+        };
         joinable::AnyCommunicator hosts{house};
-        NcclCommunicator comm{hosts};
-        comm.barrier();
-        CHECK_THROWS_WITH_AS(
-            static_cast<void>(comm.split(0, 0)),
-            Contains("or its transport has none"),
-            joinable::ContractViolation
-        );
-        comm.barrier();
+        is_used(hosts);
+        joinable::SelfCommunicator alone;
+        WithDeadline leaders{threads};
+        joinable::HierarchicalCommunicator machines{alone, &leaders}; // whose type has split()
+        is_used(machines);
     });
 }
 

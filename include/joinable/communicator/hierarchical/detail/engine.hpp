@@ -96,9 +96,12 @@ public:
     [[nodiscard]] bool test(std::uint64_t number) { return advance(number, Waiting::tests); }
     [[nodiscard]] bool progress(std::uint64_t number) { return advance(number, Waiting::polls); }
 
-    [[nodiscard]] bool can_split() const {
+    /// Whether the levels of this rank can.
+    [[nodiscard]] bool can_levels_split() const {
         return local_.can_split() && (across_ == nullptr || across_->can_split());
     }
+    /// The same on all ranks. A group was split from one that can.
+    [[nodiscard]] bool can_split() const noexcept { return can_split_; }
     /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all.
     [[nodiscard]] Levels split(GroupChoice choice, Machines group, bool is_renumbered) {
         group.become_group_of(machines_);
@@ -279,14 +282,18 @@ private:
             };
         }
         run({step(Level::local, Collective::broadcast, place)});
-        std::vector<std::uint64_t> sizes(place[0]);
+        // The last one counts leaders that cannot split a level.
+        std::vector<std::uint64_t> sizes(place[0] + 1);
         if (is_leader()) {
             sizes[place[1]] = static_cast<std::uint64_t>(local_.size());
+            sizes.back() = can_levels_split() ? 0 : 1;
         }
         run({
             step(Level::across, Collective::all_reduce, sizes),
             step(Level::local, Collective::broadcast, sizes),
         });
+        can_split_ = sizes.back() == 0;
+        sizes.pop_back();
         machines_ = Machines{sizes, static_cast<int>(place[1])};
         auto const share = [&](std::uint64_t word) {
             std::vector<std::uint64_t> words(as_index(machines_.ranks()));
@@ -529,6 +536,7 @@ private:
     AnyInterface& local_;
     AnyInterface* across_;
     Machines machines_;
+    bool can_split_ = true;
     std::function<std::optional<AbortReason>()> parent_; ///< of a group
     Arena scratch_; ///< of the collective that a leader has begun
     std::chrono::nanoseconds deadline_ = default_deadline;

@@ -3065,6 +3065,12 @@ MUTATIONS = [
         "communicator/gloo/meeting.test.cpp", "a process that is killed before Gloo connects it*",
     ),
     Mutation(
+        "a-rank-that-cannot-connect-by-gloo-says-nothing", "communicator/gloo/detail/rank.hpp",
+        "        } catch (CommunicationError const& error) { // there is no thread that connects\n"
+        "            fail({FailureKind::communication, {}, blame(error.what())});\n", "",
+        "communicator/gloo/failure.test.cpp", "*cannot start a thread to connect*",
+    ),
+    Mutation(
         "gloo-waits-five-times-as-long", "communicator/gloo/detail/mesh.hpp",
         "wait_at_most(timeout, has_ended, look)", "wait_at_most(timeout * 100, has_ended, look)",
         "communicator/gloo/meeting.test.cpp", "all of the construction over Gloo*",

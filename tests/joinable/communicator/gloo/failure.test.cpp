@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -587,6 +588,24 @@ TEST_CASE("a deadline over Gloo names the rank that did not arrive, on all, in w
     }
 }
 
+/// While it lives, the process cannot start a thread.
+class NoThreads {
+public:
+    NoThreads() {
+        pthread_attr_t more_than_any_memory;
+        REQUIRE(pthread_getattr_default_np(&before_) == 0);
+        REQUIRE(pthread_attr_init(&more_than_any_memory) == 0);
+        REQUIRE(pthread_attr_setstacksize(&more_than_any_memory, std::size_t{1} << 50U) == 0);
+        REQUIRE(pthread_setattr_default_np(&more_than_any_memory) == 0);
+    }
+    NoThreads(NoThreads const&) = delete;
+    NoThreads& operator=(NoThreads const&) = delete;
+    ~NoThreads() { pthread_setattr_default_np(&before_); }
+
+private:
+    pthread_attr_t before_{};
+};
+
 TEST_CASE("a rank over Gloo that cannot start a thread for messages says so, and ends in order") {
     std::atomic<bool> is_over{false};
     run_gloo_ranks({2}, [&](GlooCommunicator& comm) {
@@ -595,21 +614,51 @@ TEST_CASE("a rank over Gloo that cannot start a thread for messages says so, and
             wait_until([&] { return is_over.load(); });
             return;
         }
-        pthread_attr_t before;
-        pthread_attr_t more_than_any_memory;
-        REQUIRE(pthread_getattr_default_np(&before) == 0);
-        REQUIRE(pthread_attr_init(&more_than_any_memory) == 0);
-        REQUIRE(pthread_attr_setstacksize(&more_than_any_memory, std::size_t{1} << 50U) == 0);
-        REQUIRE(pthread_setattr_default_np(&more_than_any_memory) == 0);
+        NoThreads const here;
         std::int32_t value = 0;
         CHECK_THROWS_WITH_AS(
             comm.send({&value, 1, DType::i32}, 1).wait(),
             doctest::Contains("the thread that sends to rank 1 by Gloo could not be started: "),
             joinable::CommunicationError
         );
-        pthread_setattr_default_np(&before);
         is_over = true;
     });
+}
+
+TEST_CASE("a rank over Gloo that cannot start a thread to connect tells the others of it") {
+    Watchdog const watchdog{3};
+    Folder const folder;
+    auto const expected = doctest::Contains(
+        "rank 0 cannot go on by Gloo: the thread that connects rank 0 by Gloo could not be started: "
+    );
+    std::optional<NoThreads> here;
+    {
+        std::atomic<bool> may_connect{false};
+        std::vector<std::jthread> others;
+        for (int const rank : {1, 2}) { // they meet rank 0, and have no address
+            others.emplace_back([&, rank] {
+                joinable::detail::GlooMeeting meeting{gloo_options(rank, 3, folder.file("ranks"))};
+                auto hub = meeting.attach();
+                std::vector<char> own(std::size_t{9} * ::gloo::transport::Address::kMaxByteSize);
+                if (rank == 2) {
+                    wait_until(may_connect, true);
+                }
+                auto work = hub.all_reduce({own.data(), own.size(), DType::u8}, ReduceOp::bit_or);
+                if (rank == 1) { // until rank 0 has Gloo's own thread
+                    wait_until([&] { return hub.missing_ranks() == std::vector{2}; });
+                    here.emplace();
+                    may_connect = true;
+                }
+                work.wait();
+                CHECK_THROWS_WITH_AS(hub.barrier(), expected, joinable::CommunicationError);
+            });
+        }
+        CHECK_THROWS_WITH_AS(
+            GlooCommunicator{gloo_options(0, 3, folder.file("ranks"))},
+            expected,
+            joinable::CommunicationError
+        );
+    }
 }
 
 TEST_CASE("a split over Gloo that a rank does not call times out by its name") {

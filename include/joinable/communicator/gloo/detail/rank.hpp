@@ -66,6 +66,8 @@ public:
             );
             lane_.emplace(*mesh_);
             messages_.emplace(*mesh_);
+        } catch (CommunicationError const& error) { // there is no thread that connects
+            fail({FailureKind::communication, {}, blame(error.what())});
         } catch (Error const&) {
             throw;
         } catch (std::exception const& error) {

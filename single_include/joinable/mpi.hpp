@@ -2308,12 +2308,15 @@ public:
     [[nodiscard]] MpiOperation& post(Request const& request, MpiOptions const& options) {
         MpiOperation& operation = operations_.next();
         operation.prepare(request, *memory_, options.wide);
-        operation.number = posted_++;
+        operation.tables.requests.reserve(1);
+        if (options.check) {
+            operation.comparison.begin(operation.signature(), rank_, size_);
+        }
         open_.push_back(&operation);
+        operation.number = posted_++; // a collective for which there was no memory does not count
         if (options.check) {
             operation.state = MpiOperation::State::checking;
             ++unchecked_;
-            operation.comparison.begin(operation.signature(), rank_, size_);
             require_for(operation, [&] { sum_words(operation, beside_); });
         } else {
             operation.state = MpiOperation::State::under_way;

@@ -3760,8 +3760,13 @@ MUTATIONS = [
     ),
     Mutation(
         "any-transport-renews-deadlines", "communicator/control.hpp",
-        "            return comm_.keep_alive();", "            comm_.keep_alive();",
+        "            return comm_.renew_deadline();", "            comm_.renew_deadline();",
         "communicator/any/communicator.test.cpp", "a guard says what*",
+    ),
+    Mutation(
+        "files-need-a-control-that-renews-deadlines-over-nccl", "communicator/control.hpp",
+        "            return comm_.renew_deadline();", "            comm_.keep_alive();\n            return true;",
+        "communicator/nccl/failure.test.cpp", "keep_alive says what it needs*",
     ),
     Mutation(
         "guards-do-not-see-through-any-transport", "communicator/communicator.hpp",

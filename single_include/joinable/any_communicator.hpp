@@ -986,6 +986,8 @@ public:
     }
     /// Local. See RenewsDeadline. Does nothing, and returns false, if the transport cannot renew deadlines.
     bool keep_alive() { return comm_->keep_alive(); }
+    /// The same, for callers that can do without.
+    bool renew_deadline() { return keep_alive(); }
     /// Local. Empty if the transport does not report them.
     [[nodiscard]] std::vector<int> missing_ranks() const { return comm_->missing_ranks(); }
 

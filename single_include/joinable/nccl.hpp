@@ -1175,11 +1175,15 @@ public:
         return launches_.is_idle();
     }
 
-    /// See NcclCollectives::keep_alive.
-    void keep_alive() {
+    /// Returns whether ranks that wait can learn of it.
+    bool renew_deadline() {
         HasWorks::require_here(rank_);
         deadline_.keep_alive();
-        if (!control_->keep_alive() && !deadline_.is_shared()) {
+        return control_->keep_alive() || deadline_.is_shared();
+    }
+    /// See NcclCollectives::keep_alive.
+    void keep_alive() {
+        if (!renew_deadline()) {
             throw ContractViolation{
                 "keep_alive() reaches the ranks that wait through the control communicator, but "
                 "that models neither RenewsDeadline nor SharesMemory: use one that does"
@@ -2605,6 +2609,8 @@ public:
         }
         return rank_.set_deadline(deadline);
     }
+    /// Local. keep_alive() for callers that can do without: false where no rank can learn of it.
+    bool renew_deadline() { return rank_.renew_deadline(); }
 
 protected:
     /// Ranks agree on NcclOptions::check, unless it `is_agreed`, as in a group.
@@ -2990,6 +2996,7 @@ public:
     }
     /// See NcclCollectives.
     void keep_alive() { comm_.keep_alive(); }
+    bool renew_deadline() { return comm_.renew_deadline(); }
     [[nodiscard]] std::vector<int> missing_ranks() const { return comm_.missing_ranks(); }
     /// For guards.
     [[nodiscard]] void const* identity() const noexcept { return comm_.identity(); }

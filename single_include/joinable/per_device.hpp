@@ -295,6 +295,16 @@ public:
             comm->keep_alive();
         }
     }
+    /// The same for callers that can do without: whether all of them have.
+    bool renew_deadline()
+        requires requires(Comm& comm) { comm.renew_deadline(); }
+    {
+        bool have_all = true;
+        for (Comm* const comm : communicators_) {
+            have_all = comm->renew_deadline() && have_all;
+        }
+        return have_all;
+    }
     /// Those of the first one for which some are.
     [[nodiscard]] std::vector<int> missing_ranks() const
         requires ReportsMissing<Comm>

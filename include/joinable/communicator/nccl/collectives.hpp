@@ -195,6 +195,8 @@ public:
         }
         return rank_.set_deadline(deadline);
     }
+    /// Local. keep_alive() for callers that can do without: false where no rank can learn of it.
+    bool renew_deadline() { return rank_.renew_deadline(); }
 
 protected:
     /// Ranks agree on NcclOptions::check, unless it `is_agreed`, as in a group.

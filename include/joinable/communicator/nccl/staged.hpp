@@ -66,6 +66,7 @@ public:
     }
     /// See NcclCollectives.
     void keep_alive() { comm_.keep_alive(); }
+    bool renew_deadline() { return comm_.renew_deadline(); }
     [[nodiscard]] std::vector<int> missing_ranks() const { return comm_.missing_ranks(); }
     /// For guards.
     [[nodiscard]] void const* identity() const noexcept { return comm_.identity(); }

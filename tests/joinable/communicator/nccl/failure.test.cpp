@@ -22,8 +22,10 @@
 #include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
+#include <joinable/communicator/control.hpp>
 #include <joinable/communicator/self.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/per_device.hpp>
 
 namespace {
 
@@ -1063,6 +1065,17 @@ TEST_CASE("keep_alive says what it needs of the control communicator") {
             "models neither RenewsDeadline nor SharesMemory: use one that does",
             joinable::ContractViolation
         );
+        // What a trace or a checkpoint asks while it writes a large file.
+        auto const renews = []<class Comm>(Comm& of_ranks) {
+            return joinable::detail::ControlOver<Comm&>{of_ranks}.keep_alive();
+        };
+        CHECK_FALSE(renews(comm));
+        joinable::StagedNcclCommunicator staged{comm};
+        CHECK_FALSE(renews(staged));
+        joinable::PerDevice devices{comm};
+        CHECK_FALSE(renews(devices));
+        NcclCommunicator other{hosts};
+        CHECK(renews(other));
     });
 }
 

@@ -380,11 +380,15 @@ public:
         return launches_.is_idle();
     }
 
-    /// See NcclCollectives::keep_alive.
-    void keep_alive() {
+    /// Returns whether ranks that wait can learn of it.
+    bool renew_deadline() {
         HasWorks::require_here(rank_);
         deadline_.keep_alive();
-        if (!control_->keep_alive() && !deadline_.is_shared()) {
+        return control_->keep_alive() || deadline_.is_shared();
+    }
+    /// See NcclCollectives::keep_alive.
+    void keep_alive() {
+        if (!renew_deadline()) {
             throw ContractViolation{
                 "keep_alive() reaches the ranks that wait through the control communicator, but "
                 "that models neither RenewsDeadline nor SharesMemory: use one that does"

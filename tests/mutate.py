@@ -608,6 +608,16 @@ MUTATIONS = [
         "participant/shared_models.test.cpp", "thread ranks behind any*",
     ),
     Mutation(
+        "forked-processes-deregister-memory-of-nccl", "communicator/nccl/detail/arenas.hpp",
+        "rank_.is_here() && rank_.handle() != nullptr", "rank_.handle() != nullptr",
+        "communicator/nccl/failure.test.cpp", "a process that a rank over NCCL has forked*",
+    ),
+    Mutation(
+        "forked-processes-free-memory-of-nccl", "communicator/nccl/detail/arenas.hpp",
+        "block != nullptr && home.is_here()", "block != nullptr",
+        "communicator/nccl/failure.test.cpp", "a process that a rank over NCCL has forked*",
+    ),
+    Mutation(
         "forked-processes-end-communicators-of-nccl", "communicator/nccl/detail/rank.hpp",
         "if (!is_here()) { // there neither", "if (false) { // there neither",
         "communicator/nccl/failure.test.cpp", "a process that a rank over NCCL has forked*",

@@ -1526,9 +1526,9 @@ private:
         Segment(Segment const&) = delete;
         Segment& operator=(Segment const&) = delete;
         /// Unlike cudaFree, freeing mapped memory does not wait for work that uses it. The wait here ends
-        /// at the deadline: see give_back().
+        /// at the deadline: see give_back(). In a forked process the memory is the rank's.
         ~Segment() {
-            if (block != nullptr) {
+            if (block != nullptr && home.is_here()) {
                 joinable::detail::give_back(device, deadline, [block = block] {
                     wait_for_cuda_device();
                     nccl_free(block);
@@ -1544,6 +1544,7 @@ private:
         void* data = nullptr;
         void* registration = nullptr; ///< null: none. NCCL may write it until the handle has ended.
         Unwinding unwinding;
+        HomeProcess home;
     };
 
     [[nodiscard]] Segment* find(Arena const& arena) const noexcept {
@@ -1584,7 +1585,7 @@ private:
     }
 
     void take_back(Segment& segment) noexcept {
-        if (rank_.handle() != nullptr) {
+        if (rank_.is_here() && rank_.handle() != nullptr) {
             if (segment.unwinding.has_begun() && !rank_.is_idle()) {
                 abort_for_exception(rank_, "the scope of an arena"); // no later wait may come
             }

@@ -1102,13 +1102,19 @@ TEST_CASE("a process that a rank over NCCL has forked calls nothing of NCCL, and
         DeviceArray<float> const array{std::vector<float>{2}, stream};
         auto work = comm.all_reduce(array.buffer(), ReduceOp::sum);
         NcclCommunicator group = comm.split(0, 0);
+        joinable::Arena arena = comm.allocate(64);
+        CHECK(comm.register_arena(arena));
+        joinable::Arena unregistered = comm.allocate(64);
         CHECK(cudaDeviceSynchronize() == cudaSuccess); // no thread of the fakes is at work
         CHECK(succeeds_in_fork([&] {
             auto const count = [] {
                 std::size_t sum = 0;
                 for (char const* const function :
-                     {"ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort", "ncclCommDeregister"
-                     }) {
+                     {"ncclCommFinalize",
+                      "ncclCommDestroy",
+                      "ncclCommAbort",
+                      "ncclCommWindowDeregister",
+                      "ncclMemFree"}) {
                     sum += fake_nccl::calls(function);
                 }
                 return sum;
@@ -1120,6 +1126,8 @@ TEST_CASE("a process that a rank over NCCL has forked calls nothing of NCCL, and
             );
             CHECK_THROWS_AS(comm.keep_alive(), joinable::ContractViolation);
             std::destroy_at(&work);
+            std::destroy_at(&arena);
+            std::destroy_at(&unregistered);
             std::destroy_at(&group);
             comm.abort({});
             std::destroy_at(&comm);

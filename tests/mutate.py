@@ -1538,6 +1538,11 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "a process that a rank by TCP has forked*",
     ),
     Mutation(
+        "forked-processes-end-groups-that-abort", "communicator/shared_memory/group/group_rank.hpp",
+        "return group_here().is_aborted(", "return group_.is_aborted(",
+        "communicator/shared_memory/named_processes.test.cpp", "a process that a rank has forked*",
+    ),
+    Mutation(
         "forked-processes-go-on-as-the-rank", "communicator/detail/impl/home_process.ipp",
         "if (!is_here()) {", "if (false) {",
         "communicator/tcp/faults.test.cpp", "a process that a rank by TCP has forked*",

@@ -9608,9 +9608,8 @@ public:
     /// The concatenation of all ranks' words. Every rank gives the same number of words.
     [[nodiscard]] std::vector<std::uint64_t> gather(std::span<std::uint64_t const> mine) {
         std::vector<std::uint64_t> all(static_cast<std::size_t>(size()) * mine.size());
-        std::copy(
-            mine.begin(), mine.end(), all.data() + static_cast<std::size_t>(rank()) * mine.size()
-        );
+        std::size_t const first = static_cast<std::size_t>(rank()) * mine.size();
+        std::copy(mine.begin(), mine.end(), all.data() + first);
         sum(all);
         return all;
     }
@@ -20930,6 +20929,7 @@ public:
     void abort(AbortReason const& reason) {
         ask(*this, [&](auto& own) { own.abort(reason); });
     }
+    /// Local. Refused, as abort_reason() is, in a process that the rank has forked.
     [[nodiscard]] bool is_aborted() const {
         return ask(*this, [](auto& own) { return own.is_aborted(); });
     }
@@ -25374,14 +25374,12 @@ public:
         return storage_->memory().reaches(buffer);
     }
 
-    /// @throws ContractViolation  this is a process that the rank has forked; so does keep_alive().
-    void abort(AbortReason const& reason) {
-        this->require_here(this->rank());
-        Base::abort(reason);
-    }
-    [[nodiscard]] bool is_aborted() const { return group_.is_aborted(this->rank()); }
+    // These and keep_alive() throw in a process that the rank has forked: asking may complete
+    // another rank's abort.
+    void abort(AbortReason const& reason) { group_here().abort(reason, this->rank()); }
+    [[nodiscard]] bool is_aborted() const { return group_here().is_aborted(this->rank()); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const {
-        return group_.abort_reason(this->rank());
+        return group_here().abort_reason(this->rank());
     }
     [[nodiscard]] bool is_renumbered() const noexcept { return group_.board().is_renumbered(); }
     void keep_alive() {
@@ -25413,6 +25411,12 @@ public:
 
 private:
     using State = PendingMessage::State;
+
+    /// @throws ContractViolation  this is a process that the rank has forked.
+    [[nodiscard]] Group const& group_here() const {
+        this->require_here(this->rank());
+        return group_;
+    }
 
     /// Whether waiting for the message would return at once, or throw.
     [[nodiscard]] bool is_over(Message const& message) const noexcept;

@@ -72,6 +72,8 @@ void check_helpers_of(Comm& comm) {
         CHECK(succeeds_in_fork([&] {
             CHECK_THROWS_AS(comm.barrier(), joinable::ContractViolation);
             CHECK_THROWS_AS(comm.abort({}), joinable::ContractViolation);
+            CHECK_THROWS_AS((void)comm.is_aborted(), joinable::ContractViolation);
+            CHECK_THROWS_AS((void)comm.abort_reason(), joinable::ContractViolation);
             CHECK_THROWS_AS(comm.keep_alive(), joinable::ContractViolation);
             CHECK_THROWS_AS(work.wait(), joinable::ContractViolation);
             if constexpr (joinable::AllocatesArena<

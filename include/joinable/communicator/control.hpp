@@ -77,9 +77,8 @@ public:
     /// The concatenation of all ranks' words. Every rank gives the same number of words.
     [[nodiscard]] std::vector<std::uint64_t> gather(std::span<std::uint64_t const> mine) {
         std::vector<std::uint64_t> all(static_cast<std::size_t>(size()) * mine.size());
-        std::copy(
-            mine.begin(), mine.end(), all.data() + static_cast<std::size_t>(rank()) * mine.size()
-        );
+        std::size_t const first = static_cast<std::size_t>(rank()) * mine.size();
+        std::copy(mine.begin(), mine.end(), all.data() + first);
         sum(all);
         return all;
     }

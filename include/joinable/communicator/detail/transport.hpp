@@ -48,6 +48,7 @@ public:
     void abort(AbortReason const& reason) {
         ask(*this, [&](auto& own) { own.abort(reason); });
     }
+    /// Local. Refused, as abort_reason() is, in a process that the rank has forked.
     [[nodiscard]] bool is_aborted() const {
         return ask(*this, [](auto& own) { return own.is_aborted(); });
     }

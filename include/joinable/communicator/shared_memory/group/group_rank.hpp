@@ -58,14 +58,12 @@ public:
         return storage_->memory().reaches(buffer);
     }
 
-    /// @throws ContractViolation  this is a process that the rank has forked; so does keep_alive().
-    void abort(AbortReason const& reason) {
-        this->require_here(this->rank());
-        Base::abort(reason);
-    }
-    [[nodiscard]] bool is_aborted() const { return group_.is_aborted(this->rank()); }
+    // These and keep_alive() throw in a process that the rank has forked: asking may complete
+    // another rank's abort.
+    void abort(AbortReason const& reason) { group_here().abort(reason, this->rank()); }
+    [[nodiscard]] bool is_aborted() const { return group_here().is_aborted(this->rank()); }
     [[nodiscard]] std::optional<AbortReason> abort_reason() const {
-        return group_.abort_reason(this->rank());
+        return group_here().abort_reason(this->rank());
     }
     [[nodiscard]] bool is_renumbered() const noexcept { return group_.board().is_renumbered(); }
     void keep_alive() {
@@ -97,6 +95,12 @@ public:
 
 private:
     using State = PendingMessage::State;
+
+    /// @throws ContractViolation  this is a process that the rank has forked.
+    [[nodiscard]] Group const& group_here() const {
+        this->require_here(this->rank());
+        return group_;
+    }
 
     /// Whether waiting for the message would return at once, or throw.
     [[nodiscard]] bool is_over(Message const& message) const noexcept;

@@ -3829,6 +3829,16 @@ MUTATIONS = [
         "communicator/hierarchical/split.test.cpp", "if the leaders cannot be split*",
     ),
     Mutation(
+        "a-level-that-refuses-a-group-ends-all-ranks", "communicator/hierarchical/detail/engine.hpp",
+        "if (whole.is_aborted()) {", "if (true) {",
+        "communicator/hierarchical/split.test.cpp", "a group that machines of a level*",
+    ),
+    Mutation(
+        "machines-make-groups-that-others-refuse", "communicator/hierarchical/detail/engine.hpp",
+        "if (refused != 0) {", "if (refusal) {",
+        "communicator/hierarchical/split.test.cpp", "a group that machines of a level*",
+    ),
+    Mutation(
         "leaders-without-split-are-split", "communicator/hierarchical/communicator.hpp",
         "if (choices.back().color != 0) {", "if (false) {",
         "communicator/hierarchical/split.test.cpp", "if the leaders cannot be split*",

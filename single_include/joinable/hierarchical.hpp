@@ -1773,16 +1773,46 @@ public:
     /// The same on all ranks. A group was split from one that can.
     [[nodiscard]] bool can_split() const noexcept { return can_split_; }
     /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all.
+    /// @throws ContractViolation  on all ranks, which can go on: a level refuses a group.
     [[nodiscard]] Levels split(GroupChoice choice, Machines group, bool is_renumbered) {
         group.become_group_of(machines_);
         Levels levels{
             nullptr, nullptr, options(), group, [this] { return heard(); }, is_renumbered
         };
-        on_level(Level::local, [&] { levels.local = local_.split(choice.color, choice.key); });
-        if (across_ != nullptr) { // one group for each color, in the order of the group's machines
-            on_level(Level::across, [&] {
-                levels.across = across_->split(choice.color, group.own());
+        std::exception_ptr refusal; // the ranks of that level go on
+        auto const part_of = [&](Level level, AnyInterface& whole, int key) {
+            return on_level(level, [&]() -> std::unique_ptr<AnyInterface> {
+                try {
+                    return whole.split(choice.color, key);
+                } catch (ContractViolation const&) {
+                    if (whole.is_aborted()) {
+                        throw;
+                    }
+                    refusal = std::current_exception();
+                    return nullptr;
+                }
             });
+        };
+        levels.local = part_of(Level::local, local_, choice.key);
+        if (across_ != nullptr) { // one group for each color, in the order of the group's machines
+            levels.across = part_of(Level::across, *across_, group.own());
+        }
+        std::uint64_t refused = refusal ? 1 : 0;
+        Request request =
+            RequestsOf{rank(), size()}.all_reduce({&refused, 1, DType::u64}, ReduceOp::sum);
+        request.signature.collective = split_collective; // errors call it so
+        finish(post(request));
+        if (refused != 0) {
+            levels.across.reset(); // before an exception is under way, which would abort them
+            levels.local.reset();
+            if (refusal) {
+                std::rethrow_exception(refusal);
+            }
+            throw ContractViolation{concat(
+                "split was refused by the communicator of a machine's ranks, or of the leaders, on ",
+                refused,
+                " other ranks, which throw why: choose groups that each level can make"
+            )};
         }
         if (group.count() == 1) { // any of its ranks may be the first one
             levels.across.reset();
@@ -2367,7 +2397,7 @@ public:
     /// these machines, each as the first of its machine's ranks. A group on one machine may have any
     /// of its ranks. In both cases ranks of one machine follow each other.
     /// @throws ContractViolation  on all ranks, which can go on: a group is not as described above, or a
-    ///                            level cannot split.
+    ///                            level cannot split, or refuses its part of a group.
     ///                            On this rank alone, before it communicates: the color is negative.
     /// @throws what all_reduce() and split() of the levels throw, on all ranks.
     [[nodiscard]] HierarchicalCommunicator split(int color, int key) {

@@ -171,7 +171,7 @@ public:
     /// these machines, each as the first of its machine's ranks. A group on one machine may have any
     /// of its ranks. In both cases ranks of one machine follow each other.
     /// @throws ContractViolation  on all ranks, which can go on: a group is not as described above, or a
-    ///                            level cannot split.
+    ///                            level cannot split, or refuses its part of a group.
     ///                            On this rank alone, before it communicates: the color is negative.
     /// @throws what all_reduce() and split() of the levels throw, on all ranks.
     [[nodiscard]] HierarchicalCommunicator split(int color, int key) {

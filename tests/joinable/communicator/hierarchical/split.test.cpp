@@ -3,6 +3,7 @@
 #include <joinable/communicator/hierarchical/communicator.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -169,6 +170,32 @@ TEST_CASE("if the leaders cannot be split, all ranks are told, and go on") {
         is_refused(across);
         joinable::AnyCommunicator of_any{across}; // whose type has split()
         is_refused(of_any);
+    });
+}
+
+TEST_CASE("a group that machines of a level do not connect is refused on all ranks, which go on") {
+    constexpr std::array connected{0, 0, 1, 1};
+    constexpr std::array apart{0, 1, 1, 0}; // rank 3 of 0 is not the leader of its machine
+    joinable::run_threads(2, [&](ThreadCommunicator& top) {
+        on_machines({2, 2}, [&](OnMachine place) {
+            ThreadMachines rack{place.local, place.across};
+            joinable::HierarchicalCommunicator comm{rack, rack.rank() == 0 ? &top : nullptr};
+            auto const choose = [&](auto const& of_first) {
+                int const choice = of_first[static_cast<std::size_t>(rack.rank())];
+                return comm.machine() == 0 ? choice : 2;
+            };
+            CHECK_THROWS_WITH_AS(
+                (void)comm.split(choose(apart), 0),
+                doctest::Contains(
+                    comm.machine() == 0 ? "and its leader is rank 2"
+                                        : "on 4 other ranks, which throw why"
+                ),
+                joinable::ContractViolation
+            );
+            CHECK(sum_of_ones(comm) == 8);
+            auto group = comm.split(choose(connected), 0);
+            CHECK(sum_of_ones(group) == (comm.machine() == 0 ? 2 : 4));
+        });
     });
 }
 

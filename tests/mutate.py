@@ -2430,6 +2430,11 @@ MUTATIONS = [
         "trace/trace.test.cpp", "aligned clocks*",
     ),
     Mutation(
+        "a-large-trace-is-written-without-a-sign-of-life", "trace/impl/gather.ipp",
+        "            renewal.has_passed(piece.size());\n", "",
+        "trace/trace.test.cpp", "a rank that writes a large trace*",
+    ),
+    Mutation(
         "waits-count-as-training", "trace/impl/picture.ipp",
         "take_from_training(rounds, event);", "",
         "trace/picture.test.cpp",
@@ -3513,7 +3518,7 @@ MUTATIONS = [
         "checkpoint/detail/file.test.cpp", "a rank says that it is alive each 8 MiB*",
     ),
     Mutation(
-        "every-few-elements-are-a-sign-of-life", "checkpoint/detail/tensor_part.hpp",
+        "every-few-elements-are-a-sign-of-life", "agreement/on_all_ranks.hpp",
         "if (bytes_ >= piece_bytes) {", "if (bytes_ != 0) {",
         "checkpoint/detail/file.test.cpp", "a rank says that it is alive each 8 MiB*",
     ),

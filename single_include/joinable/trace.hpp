@@ -1238,6 +1238,7 @@ void write_picture(Comm&, Other const&, More const&...) {
 #define JOINABLE_AGREEMENT_ON_ALL_RANKS_HPP_PART_1
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <optional>
@@ -1273,6 +1274,27 @@ void on_all_ranks(ControlCommunicator& control, F const& work) {
     std::exception_ptr const error = exception_of([&] { work(list); });
     agree_alike(control, list, error);
 }
+
+/// Renews the deadline of the ranks that wait for this one, each time that it has gone through
+/// another piece_bytes. Pieces are large, because a renewal is a message to every rank.
+class DeadlineRenewal {
+public:
+    static constexpr std::size_t piece_bytes = std::size_t{8} << 20U;
+
+    explicit DeadlineRenewal(ControlCommunicator& control) noexcept : control_{control} {}
+
+    void has_passed(std::size_t bytes) {
+        bytes_ += bytes;
+        if (bytes_ >= piece_bytes) {
+            bytes_ = 0;
+            control_.keep_alive();
+        }
+    }
+
+private:
+    ControlCommunicator& control_;
+    std::size_t bytes_ = 0; ///< since the last renewal
+};
 
 }}} // namespace joinable::v0::detail
 
@@ -1398,17 +1420,12 @@ JOINABLE_DEFINITION void write_on_first_rank(
             std::fopen(path.c_str(), "wb"), &std::fclose
         };
         require(file != nullptr, "create");
-        constexpr std::size_t renewed_every = std::size_t{8} << 20U;
-        std::size_t written = 0; // since the deadline of the others, who wait, was renewed
+        DeadlineRenewal renewal{control};
         write([&](std::string_view piece) {
             require(
                 std::fwrite(piece.data(), 1, piece.size(), file.get()) == piece.size(), "write"
             );
-            written += piece.size();
-            if (written >= renewed_every) {
-                written = 0;
-                control.keep_alive();
-            }
+            renewal.has_passed(piece.size());
         });
         require(std::fclose(file.release()) == 0, "write");
     });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <optional>
@@ -43,5 +44,26 @@ void on_all_ranks(ControlCommunicator& control, F const& work) {
     std::exception_ptr const error = exception_of([&] { work(list); });
     agree_alike(control, list, error);
 }
+
+/// Renews the deadline of the ranks that wait for this one, each time that it has gone through
+/// another piece_bytes. Pieces are large, because a renewal is a message to every rank.
+class DeadlineRenewal {
+public:
+    static constexpr std::size_t piece_bytes = std::size_t{8} << 20U;
+
+    explicit DeadlineRenewal(ControlCommunicator& control) noexcept : control_{control} {}
+
+    void has_passed(std::size_t bytes) {
+        bytes_ += bytes;
+        if (bytes_ >= piece_bytes) {
+            bytes_ = 0;
+            control_.keep_alive();
+        }
+    }
+
+private:
+    ControlCommunicator& control_;
+    std::size_t bytes_ = 0; ///< since the last renewal
+};
 
 }}} // namespace joinable::v0::detail

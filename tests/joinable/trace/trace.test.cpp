@@ -23,6 +23,8 @@
 #include <support/linear_model.hpp>
 #include <support/trace_format.hpp>
 
+#include <joinable/communicator/control.hpp>
+#include <joinable/communicator/self.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
@@ -39,6 +41,12 @@ using joinable::TraceKind;
 using joinable::TraceTimeline;
 using Ddp = joinable::DistributedDataParallel<RankCommunicator, joinable::AllReduce, TraceTimeline>;
 static_assert(std::has_unique_object_representations_v<TraceEvent>); // no gaps
+
+/// One rank, which counts its signs of life.
+struct Renewing : joinable::SelfCommunicator {
+    void keep_alive() { ++renewals; }
+    int renewals = 0;
+};
 
 /// Two parameters, each in a bucket of its own, of 32 bytes.
 constexpr joinable::DataParallelOptions two_buckets{
@@ -640,6 +648,18 @@ TEST_CASE("a file that rank 0 cannot write fails on all ranks, and a second try 
         }
         comm.barrier();
     });
+}
+
+TEST_CASE("a rank that writes a large trace renews the deadline of the others each 8 MiB") {
+    Renewing comm;
+    joinable::detail::ControlOver<Renewing&> control{comm};
+    std::string const piece(std::size_t{1} << 20U, ' ');
+    joinable::detail::write_on_first_rank(control, "/dev/null", [&](auto const& sink) {
+        for (int i = 0; i < 24; ++i) {
+            sink(piece);
+        }
+    });
+    CHECK(comm.renewals == 3);
 }
 
 TEST_CASE("samples of all ranks reach rank 0 and are counters of their ranks") {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
+#include <joinable/agreement/on_all_ranks.hpp>
 #include <joinable/checkpoint/detail/file.hpp>
 #include <joinable/checkpoint/detail/safetensors.hpp>
 #include <joinable/communicator/control.hpp>
@@ -45,27 +46,6 @@ struct TensorPart {
     [[nodiscard]] std::byte* at(std::size_t place, DType dtype) const noexcept {
         return data + (place - offset) * size_of(dtype);
     }
-};
-
-/// Renews the deadline of the ranks that wait for this one, each time that it has gone through
-/// another piece_bytes. Pieces are large, because a renewal is a message to every rank.
-class DeadlineRenewal {
-public:
-    static constexpr std::size_t piece_bytes = std::size_t{8} << 20U;
-
-    explicit DeadlineRenewal(ControlCommunicator& control) noexcept : control_{control} {}
-
-    void has_passed(std::size_t bytes) {
-        bytes_ += bytes;
-        if (bytes_ >= piece_bytes) {
-            bytes_ = 0;
-            control_.keep_alive();
-        }
-    }
-
-private:
-    ControlCommunicator& control_;
-    std::size_t bytes_ = 0; ///< since the last renewal
 };
 
 /// Calls `f(first, places)` for runs of elements that are adjacent in row-major order. `first` is

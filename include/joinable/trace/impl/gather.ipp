@@ -123,17 +123,12 @@ JOINABLE_DEFINITION void write_on_first_rank(
             std::fopen(path.c_str(), "wb"), &std::fclose
         };
         require(file != nullptr, "create");
-        constexpr std::size_t renewed_every = std::size_t{8} << 20U;
-        std::size_t written = 0; // since the deadline of the others, who wait, was renewed
+        DeadlineRenewal renewal{control};
         write([&](std::string_view piece) {
             require(
                 std::fwrite(piece.data(), 1, piece.size(), file.get()) == piece.size(), "write"
             );
-            written += piece.size();
-            if (written >= renewed_every) {
-                written = 0;
-                control.keep_alive();
-            }
+            renewal.has_passed(piece.size());
         });
         require(std::fclose(file.release()) == 0, "write");
     });

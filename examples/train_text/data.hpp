@@ -52,7 +52,7 @@ public:
     Corpus(std::vector<std::string> const& paths, std::size_t limit_bytes) {
         for (std::string const& path : paths) {
             Allowance left = Allowance::part_of(limit_bytes, paths.size());
-            std::filesystem::file_status const status = std::filesystem::status(path);
+            std::filesystem::file_status const status = status_of(path);
             if (!std::filesystem::exists(status)) {
                 throw InputError{path + ": no such file or folder; check the path"};
             }
@@ -111,13 +111,30 @@ public:
     }
 
 private:
+    [[noreturn]] static void refuse(std::filesystem::path const& path, std::error_code error) {
+        throw InputError{
+            path.string() + ": cannot be read (" + error.message() +
+            "); check it, and the permissions of its folder"
+        };
+    }
+
+    /// The status of what a path leads to. A link to itself leads nowhere that can be known.
+    static std::filesystem::file_status status_of(std::filesystem::path const& path) {
+        std::error_code error;
+        std::filesystem::file_status const status = std::filesystem::status(path, error);
+        if (status.type() == std::filesystem::file_type::none) {
+            refuse(path, error);
+        }
+        return status;
+    }
+
     static bool is_hidden(std::filesystem::path const& path) {
         return path.filename().string().starts_with('.');
     }
 
     static bool is_left_out(std::filesystem::path const& folder) {
-        return is_hidden(folder) || folder.filename() == "build" ||
-               folder.filename() == "single_include" || exists(folder / "CMakeCache.txt");
+        return folder.filename() == "build" || folder.filename() == "single_include" ||
+               exists(status_of(folder / "CMakeCache.txt"));
     }
 
     /// The amount that may still be read.
@@ -148,10 +165,7 @@ private:
             entries.push_back(*entry);
         }
         if (error) {
-            throw InputError{
-                folder.string() + ": cannot be read (" + error.message() +
-                "); check its permissions"
-            };
+            refuse(folder, error);
         }
         std::sort(entries.begin(), entries.end());
         return entries;
@@ -162,11 +176,16 @@ private:
             if (left.is_used_up()) {
                 return;
             }
-            if (entry.is_directory()) {
-                if (!entry.is_symlink() && !is_left_out(entry.path())) { // a link may lead back
+            if (is_hidden(entry.path())) {
+                continue;
+            }
+            std::filesystem::file_status const status = status_of(entry.path());
+            std::error_code error;
+            if (is_directory(status)) { // a link may lead back
+                if (!entry.is_symlink(error) && !is_left_out(entry.path())) {
                     add_folder(entry.path(), left);
                 }
-            } else if (entry.is_regular_file() && !is_hidden(entry.path())) {
+            } else if (is_regular_file(status)) {
                 add_file(entry.path(), false, left);
             }
         }

@@ -42,6 +42,11 @@ public:
         std::filesystem::create_directories((path_ / name).parent_path());
         std::ofstream{path_ / name} << text;
     }
+    /// Nothing can follow this one, not even root.
+    void link_to_itself(std::string_view name) const {
+        std::filesystem::create_directories((path_ / name).parent_path());
+        std::filesystem::create_symlink(path_ / name, path_ / name);
+    }
     /// Reading this one fails, also for root.
     void link_to_what_cannot_be_read(std::string_view name) const {
         std::filesystem::create_symlink("/proc/self/mem", path_ / name);
@@ -123,6 +128,37 @@ TEST_CASE("without a limit everything is read, but a folder that links back is n
     std::filesystem::create_directory_symlink(tree.path(), tree.path() + "/a/again");
     Corpus const corpus{{tree.path()}, 0};
     CHECK(bytes_of(corpus) == 140'000);
+}
+
+TEST_CASE("a link to itself is named, wherever it lies, and a hidden one is left out") {
+    for (char const* const name : {"link", "a/link", "c/CMakeCache.txt"}) {
+        Folder const tree;
+        tree.write("text/a", 100);
+        tree.write("text/b", 100);
+        tree.link_to_itself(".link");
+        CHECK(bytes_of({{tree.path()}, 0}) == 200);
+        tree.link_to_itself(name);
+        std::string const link = tree.path() + "/" + name;
+        std::string const text = link + ": cannot be read (Too many levels of symbolic links)";
+        for (std::string const& path : {tree.path(), link}) {
+            CHECK_THROWS_WITH_AS(
+                (Corpus{{path}, 0}), doctest::Contains(text.c_str()), train_text::InputError
+            );
+        }
+    }
+}
+
+TEST_CASE("a folder that may be listed but not searched is named" * doctest::skip(geteuid() == 0)) {
+    Folder const tree;
+    tree.write("a/b", 100);
+    std::filesystem::permissions(tree.path() + "/a", std::filesystem::perms::owner_read);
+    std::string const text = tree.path() + "/a/";
+    for (std::string const& path : {tree.path(), text}) {
+        CHECK_THROWS_WITH_AS(
+            (Corpus{{path}, 0}), doctest::Contains(text.c_str()), train_text::InputError
+        );
+    }
+    std::filesystem::permissions(tree.path() + "/a", std::filesystem::perms::owner_all);
 }
 
 TEST_CASE("ranks still have different amounts of a limited corpus") {

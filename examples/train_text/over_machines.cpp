@@ -30,7 +30,8 @@ joinable::TcpOptions machine(train_text::Options const& options) {
 int train_text::run_over_machines(Options const& options, Program const& program) {
     joinable::TcpOptions const tcp = machine(options);
     auto const codes = joinable::shared_buffer<int>(static_cast<std::size_t>(options.ranks));
-    joinable::run_processes(options.ranks, [&](joinable::ProcessCommunicator& local) {
+    constexpr int wrong_input = -1; // the type of an exception stays in the rank's process
+    auto const body = [&](joinable::ProcessCommunicator& local) {
         local.set_deadline(options.deadline());
         std::unique_ptr<joinable::TcpCommunicator> across; // none on ranks that lead no machine
         if (local.rank() == 0) {
@@ -38,7 +39,21 @@ int train_text::run_over_machines(Options const& options, Program const& program
         }
         joinable::HierarchicalCommunicator machines{local, across};
         joinable::AnyCommunicator comm{machines};
-        codes[static_cast<std::size_t>(local.rank())] = run_as_rank(comm, comm, options, program);
-    });
+        int& code = codes[static_cast<std::size_t>(local.rank())];
+        try {
+            code = run_as_rank(comm, comm, options, program);
+        } catch (InputError const&) {
+            code = wrong_input;
+            throw;
+        }
+    };
+    try {
+        joinable::run_processes(options.ranks, body);
+    } catch (joinable::PeerFailed const& error) {
+        if (std::count(codes.begin(), codes.end(), wrong_input) != 0) {
+            throw InputError{error.what()};
+        }
+        throw;
+    }
     return *std::max_element(codes.begin(), codes.end());
 }

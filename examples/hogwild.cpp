@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <random>
@@ -228,7 +229,12 @@ int main(int argc, char** argv) {
         ->check(CLI::Range(1, 1000))
         ->option_text("N");
     app.add_option("--rate", options.rate, "Learning rate of the first epoch. Default: 0.1.")
-        ->check(CLI::PositiveNumber)
+        ->check([](std::string const& word) { // CLI11's own checks accept NaN
+            float const rate = std::strtof(word.c_str(), nullptr);
+            return rate > 0 && std::isfinite(rate)
+                       ? std::string{}
+                       : word + " is not allowed; give a number above 0";
+        })
         ->option_text("X");
     CLI11_PARSE(app, argc, argv);
     try {

@@ -2435,6 +2435,16 @@ MUTATIONS = [
         "trace/trace.test.cpp", "a rank that writes a large trace*",
     ),
     Mutation(
+        "names-that-are-not-utf-8-are-in-pictures", "trace/impl/picture.ipp",
+        "as_utf8(samples_)", "samples_",
+        "trace/picture.test.cpp", "a curve below the lanes*",
+    ),
+    Mutation(
+        "names-that-are-not-utf-8-are-in-json", "trace/impl/data_parallel_report.ipp",
+        "detail::as_utf8(text + \"}\")", "text + \"}\"",
+        "trace/data_parallel_report.test.cpp", "a name that is not UTF-8*",
+    ),
+    Mutation(
         "waits-count-as-training", "trace/impl/picture.ipp",
         "take_from_training(rounds, event);", "",
         "trace/picture.test.cpp",

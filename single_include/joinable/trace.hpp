@@ -292,166 +292,15 @@ void report_to(Ddp& ddp, std::FILE* file) {
 
 }} // namespace joinable::v0
 
-// ---- joinable/trace/impl/data_parallel_report.ipp
-
-#if JOINABLE_HAS_DEFINITIONS
-
-#include <algorithm>
-#include <cstdint>
-#include <limits>
-#include <string_view>
+// ---- joinable/trace/trace.hpp
 
 namespace joinable { inline namespace v0 {
 
 namespace detail {
-
-JOINABLE_DEFINITION void
-add_buckets(DataParallelReport& report, std::vector<Bucket> const& buckets) {
-    for (Bucket const& bucket : buckets) {
-        report.bucket_bytes.push_back(bucket.buffer.bytes());
-        report.parameters += bucket.parameters.size();
-        for (AnyView const& view : bucket.views) {
-            report.parameter_bytes += view.numel() * size_of(view.dtype());
-        }
-    }
-}
-
-JOINABLE_DEFINITION void add_times(DataParallelReport& report, std::span<TraceEvent const> events) {
-    struct Range {
-        std::int64_t begin = (std::numeric_limits<std::int64_t>::max)();
-        std::int64_t end = 0;
-
-        void add(TraceEvent const& event) {
-            begin = (std::min)(begin, event.begin);
-            end = (std::max)(end, event.end);
-        }
-        [[nodiscard]] std::chrono::nanoseconds length() const {
-            return std::chrono::nanoseconds{(std::max)(end - begin, std::int64_t{0})};
-        }
-    };
-    std::size_t first = 0; // of the events since the last round
-    for (std::size_t i = 0; i < events.size(); ++i) {
-        TraceEvent const& event = events[i];
-        bool const trains = event.kind == TraceKind::round;
-        if (trains) { // a round ends after what is in it
-            Range forward;
-            Range backward;
-            Range buckets;
-            for (TraceEvent const& inner : events.subspan(first, i - first)) {
-                if (inner.begin < event.begin) {
-                    continue; // of an evaluation, or of a round that was not recorded whole
-                }
-                switch (inner.kind) {
-                case TraceKind::forward: forward.add(inner); break;
-                case TraceKind::backward: backward.add(inner); break;
-                case TraceKind::bucket: buckets.add(inner); break;
-                case TraceKind::round:
-                case TraceKind::shadow_round:
-                case TraceKind::roll_call:
-                case TraceKind::wait:
-                case TraceKind::sample: break;
-                }
-            }
-            Range const both{
-                (std::max)(backward.begin, buckets.begin), (std::min)(backward.end, buckets.end)
-            };
-            ++report.timed_rounds;
-            report.round += std::chrono::nanoseconds{event.end - event.begin};
-            report.forward += forward.length();
-            report.backward += backward.length();
-            *report.buckets += buckets.length();
-            *report.overlap += both.length();
-        }
-        if (trains || event.kind == TraceKind::shadow_round) {
-            first = i + 1;
-        }
-    }
-    auto const rounds =
-        static_cast<std::chrono::nanoseconds::rep>((std::max)(report.timed_rounds, std::size_t{1}));
-    for (auto* const time :
-         {&report.round, &report.forward, &report.backward, &*report.buckets, &*report.overlap}) {
-        *time /= rounds;
-    }
-}
-
-/// Calls f(name, value, unit) for each member.
-template <class F>
-void for_each_member(DataParallelReport const& report, F const& f) {
-    f("rank", report.rank, "");
-    f("world_size", report.world_size, "");
-    if (!report.model.empty()) {
-        f("model", report.model, "");
-    }
-    f("device", report.device, "");
-    f("reduction", report.reduction, "");
-    f("parameters", report.parameters, "");
-    f("parameter_bytes", report.parameter_bytes, "");
-    f("bucket_bytes", report.bucket_bytes, "");
-    f("buckets_are_final", report.buckets_are_final, "");
-    f("bucket_cap_bytes", report.bucket_cap_bytes, "");
-    f("first_bucket_bytes", report.first_bucket_bytes, "");
-    f("find_unused", report.find_unused, "");
-    f("static_graph", report.static_graph, "");
-    f("gradient_as_bucket_view", report.gradient_as_bucket_view, "");
-    f("could_be_views", report.could_be_views, "");
-    f("broadcast_buffers", report.broadcast_buffers, "");
-    f("uneven_inputs", report.uneven_inputs, "");
-    f("divisor", report.divisor, "");
-    f("timed_rounds", report.timed_rounds, "");
-    f("round", report.round.count(), "_nanoseconds");
-    f("forward", report.forward.count(), "_nanoseconds");
-    f("backward", report.backward.count(), "_nanoseconds");
-    if (report.buckets) {
-        f("buckets", report.buckets->count(), "_nanoseconds");
-    }
-    if (report.overlap) {
-        f("overlap", report.overlap->count(), "_nanoseconds");
-    }
-}
-
+/// The same text, in which each byte that belongs to no UTF-8 character is one of Latin-1: JSON and
+/// XML have characters alone.
+[[nodiscard]] std::string as_utf8(std::string_view text);
 } // namespace detail
-
-JOINABLE_DEFINITION std::string to_string(DataParallelReport const& report) {
-    std::string table;
-    detail::for_each_member(
-        report,
-        [&](std::string_view name, auto const& value, char const* unit) {
-            constexpr std::size_t width = 25;
-            table += name;
-            table += std::string(width - name.size(), ' ');
-            if (*unit == 0) {
-                table += detail::agreed_text(value);
-            } else if constexpr (requires { value / 1e3; }) {
-                table += detail::concat(static_cast<double>(value) / 1e3, " us");
-            }
-            table += '\n';
-        }
-    );
-    if (report.could_be_views) {
-        table += "gradients could be views of the buckets: set gradient_as_bucket_view\n";
-    }
-    return table;
-}
-
-JOINABLE_DEFINITION std::string to_json(DataParallelReport const& report) {
-    std::string text;
-    detail::for_each_member(
-        report,
-        [&](std::string_view name, auto const& value, char const* unit) {
-            text += detail::concat(text.empty() ? "{\"" : ",\"", name, unit, "\":");
-            text += detail::agreed_text(value, true); // strings in quotes
-        }
-    );
-    return text + "}";
-}
-
-}} // namespace joinable::v0
-
-#endif
-
-// ---- joinable/trace/trace.hpp
-
-namespace joinable { inline namespace v0 {
 
 /// The events of one rank.
 struct RankTrace {
@@ -501,6 +350,45 @@ void write_json(Trace const& trace, std::function<void(std::string_view)> const&
 namespace joinable { inline namespace v0 {
 
 namespace detail {
+
+/// How many bytes the character has that a text begins with. 0: they are not UTF-8.
+inline std::size_t bytes_of_character(std::string_view text) noexcept {
+    auto const byte = [&](std::size_t i) {
+        return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
+    };
+    unsigned const first = byte(0);
+    std::size_t const bytes = first < 0x80U                      ? 1
+                              : first >= 0xc2U && first <= 0xdfU ? 2
+                              : first >= 0xe0U && first <= 0xefU ? 3
+                              : first >= 0xf0U && first <= 0xf4U ? 4
+                                                                 : 0;
+    for (std::size_t i = 1; i < bytes; ++i) {
+        if ((byte(i) & 0xc0U) != 0x80U) {
+            return 0;
+        }
+    }
+    unsigned const second = byte(1);
+    bool const is_longer_than_needed =
+        (first == 0xe0U && second < 0xa0U) || (first == 0xf0U && second < 0x90U);
+    bool const is_surrogate = first == 0xedU && second >= 0xa0U;
+    bool const is_above_all = first == 0xf4U && second >= 0x90U;
+    return is_longer_than_needed || is_surrogate || is_above_all ? 0 : bytes;
+}
+
+JOINABLE_DEFINITION std::string as_utf8(std::string_view text) {
+    std::string valid;
+    while (!text.empty()) {
+        std::size_t const bytes = bytes_of_character(text);
+        if (bytes == 0) {
+            auto const letter = static_cast<unsigned char>(text.front());
+            valid += static_cast<char>(0xc0U | (letter >> 6U));
+            valid += static_cast<char>(0x80U | (letter & 0x3fU));
+        }
+        valid += text.substr(0, bytes);
+        text.remove_prefix((std::max)(bytes, std::size_t{1}));
+    }
+    return valid;
+}
 
 /// Writes events as JSON, each on a line of its own.
 class TraceWriter {
@@ -663,6 +551,163 @@ JOINABLE_DEFINITION std::string to_json(JoinResult const& result) {
     text += detail::concat(",\"stopped_early\":", result.stopped_early ? "true" : "false");
     text += detail::concat(",\"unsynced_rounds\":", result.unsynced_rounds);
     return text + detail::concat(",\"waited_nanoseconds\":", result.waited.count(), "}");
+}
+
+}} // namespace joinable::v0
+
+#endif
+
+// ---- joinable/trace/impl/data_parallel_report.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string_view>
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+JOINABLE_DEFINITION void
+add_buckets(DataParallelReport& report, std::vector<Bucket> const& buckets) {
+    for (Bucket const& bucket : buckets) {
+        report.bucket_bytes.push_back(bucket.buffer.bytes());
+        report.parameters += bucket.parameters.size();
+        for (AnyView const& view : bucket.views) {
+            report.parameter_bytes += view.numel() * size_of(view.dtype());
+        }
+    }
+}
+
+JOINABLE_DEFINITION void add_times(DataParallelReport& report, std::span<TraceEvent const> events) {
+    struct Range {
+        std::int64_t begin = (std::numeric_limits<std::int64_t>::max)();
+        std::int64_t end = 0;
+
+        void add(TraceEvent const& event) {
+            begin = (std::min)(begin, event.begin);
+            end = (std::max)(end, event.end);
+        }
+        [[nodiscard]] std::chrono::nanoseconds length() const {
+            return std::chrono::nanoseconds{(std::max)(end - begin, std::int64_t{0})};
+        }
+    };
+    std::size_t first = 0; // of the events since the last round
+    for (std::size_t i = 0; i < events.size(); ++i) {
+        TraceEvent const& event = events[i];
+        bool const trains = event.kind == TraceKind::round;
+        if (trains) { // a round ends after what is in it
+            Range forward;
+            Range backward;
+            Range buckets;
+            for (TraceEvent const& inner : events.subspan(first, i - first)) {
+                if (inner.begin < event.begin) {
+                    continue; // of an evaluation, or of a round that was not recorded whole
+                }
+                switch (inner.kind) {
+                case TraceKind::forward: forward.add(inner); break;
+                case TraceKind::backward: backward.add(inner); break;
+                case TraceKind::bucket: buckets.add(inner); break;
+                case TraceKind::round:
+                case TraceKind::shadow_round:
+                case TraceKind::roll_call:
+                case TraceKind::wait:
+                case TraceKind::sample: break;
+                }
+            }
+            Range const both{
+                (std::max)(backward.begin, buckets.begin), (std::min)(backward.end, buckets.end)
+            };
+            ++report.timed_rounds;
+            report.round += std::chrono::nanoseconds{event.end - event.begin};
+            report.forward += forward.length();
+            report.backward += backward.length();
+            *report.buckets += buckets.length();
+            *report.overlap += both.length();
+        }
+        if (trains || event.kind == TraceKind::shadow_round) {
+            first = i + 1;
+        }
+    }
+    auto const rounds =
+        static_cast<std::chrono::nanoseconds::rep>((std::max)(report.timed_rounds, std::size_t{1}));
+    for (auto* const time :
+         {&report.round, &report.forward, &report.backward, &*report.buckets, &*report.overlap}) {
+        *time /= rounds;
+    }
+}
+
+/// Calls f(name, value, unit) for each member.
+template <class F>
+void for_each_member(DataParallelReport const& report, F const& f) {
+    f("rank", report.rank, "");
+    f("world_size", report.world_size, "");
+    if (!report.model.empty()) {
+        f("model", report.model, "");
+    }
+    f("device", report.device, "");
+    f("reduction", report.reduction, "");
+    f("parameters", report.parameters, "");
+    f("parameter_bytes", report.parameter_bytes, "");
+    f("bucket_bytes", report.bucket_bytes, "");
+    f("buckets_are_final", report.buckets_are_final, "");
+    f("bucket_cap_bytes", report.bucket_cap_bytes, "");
+    f("first_bucket_bytes", report.first_bucket_bytes, "");
+    f("find_unused", report.find_unused, "");
+    f("static_graph", report.static_graph, "");
+    f("gradient_as_bucket_view", report.gradient_as_bucket_view, "");
+    f("could_be_views", report.could_be_views, "");
+    f("broadcast_buffers", report.broadcast_buffers, "");
+    f("uneven_inputs", report.uneven_inputs, "");
+    f("divisor", report.divisor, "");
+    f("timed_rounds", report.timed_rounds, "");
+    f("round", report.round.count(), "_nanoseconds");
+    f("forward", report.forward.count(), "_nanoseconds");
+    f("backward", report.backward.count(), "_nanoseconds");
+    if (report.buckets) {
+        f("buckets", report.buckets->count(), "_nanoseconds");
+    }
+    if (report.overlap) {
+        f("overlap", report.overlap->count(), "_nanoseconds");
+    }
+}
+
+} // namespace detail
+
+JOINABLE_DEFINITION std::string to_string(DataParallelReport const& report) {
+    std::string table;
+    detail::for_each_member(
+        report,
+        [&](std::string_view name, auto const& value, char const* unit) {
+            constexpr std::size_t width = 25;
+            table += name;
+            table += std::string(width - name.size(), ' ');
+            if (*unit == 0) {
+                table += detail::agreed_text(value);
+            } else if constexpr (requires { value / 1e3; }) {
+                table += detail::concat(static_cast<double>(value) / 1e3, " us");
+            }
+            table += '\n';
+        }
+    );
+    if (report.could_be_views) {
+        table += "gradients could be views of the buckets: set gradient_as_bucket_view\n";
+    }
+    return table;
+}
+
+JOINABLE_DEFINITION std::string to_json(DataParallelReport const& report) {
+    std::string text;
+    detail::for_each_member(
+        report,
+        [&](std::string_view name, auto const& value, char const* unit) {
+            text += detail::concat(text.empty() ? "{\"" : ",\"", name, unit, "\":");
+            text += detail::agreed_text(value, true); // strings in quotes
+        }
+    );
+    return detail::as_utf8(text + "}");
 }
 
 }} // namespace joinable::v0
@@ -1063,11 +1108,12 @@ private:
             return {};
         }
         std::string name;
-        for (char const letter : samples_) { // those that XML gives a meaning
-            name += letter == '<'   ? "&lt;"
-                    : letter == '>' ? "&gt;"
-                    : letter == '&' ? "&amp;"
-                                    : std::string(1, letter);
+        for (char const letter : as_utf8(samples_)) { // XML gives some a meaning, and has no others
+            name += letter == '<'                                ? "&lt;"
+                    : letter == '>'                              ? "&gt;"
+                    : letter == '&'                              ? "&amp;"
+                    : static_cast<unsigned char>(letter) < 0x20U ? " "
+                                                                 : std::string(1, letter);
         }
         std::string text = label("note", left, y - 10, concat(name, ", mean of samples"));
         text += label("head", left - 10, y + 5, rounded_text(range->second));

@@ -13,6 +13,12 @@
 
 namespace joinable { inline namespace v0 {
 
+namespace detail {
+/// The same text, in which each byte that belongs to no UTF-8 character is one of Latin-1: JSON and
+/// XML have characters alone.
+[[nodiscard]] std::string as_utf8(std::string_view text);
+} // namespace detail
+
 /// The events of one rank.
 struct RankTrace {
     std::vector<TraceEvent> events;

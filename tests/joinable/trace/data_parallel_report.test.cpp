@@ -89,6 +89,29 @@ TEST_CASE("a report has the buckets and options of its model, before and after t
     });
 }
 
+TEST_CASE("a name that is not UTF-8 is read as Latin-1 where it is not, so that the line is JSON") {
+    struct Name {
+        char const* given;
+        char const* expected;
+    };
+    for (Name const name :
+         {Name{"caf\xe9", "caf\xc3\xa9"},
+          {"\xe9\xc3\xa9", "\xc3\xa9\xc3\xa9"},
+          {"\xe2\x82\xac", "\xe2\x82\xac"},
+          {"\xe2\x82", "\xc3\xa2\xc2\x82"}, // cut
+          {"\xf0\x9f\x98\x80", "\xf0\x9f\x98\x80"},
+          {"\xc1\xaf", "\xc3\x81\xc2\xaf"}, // longer than needed
+          {"\xe0\x9f\xbf", "\xc3\xa0\xc2\x9f\xc2\xbf"},
+          {"\xf0\x8f\xbf\xbf", "\xc3\xb0\xc2\x8f\xc2\xbf\xc2\xbf"},
+          {"\xed\xa0\x80", "\xc3\xad\xc2\xa0\xc2\x80"},             // a surrogate
+          {"\xf4\x90\x80\x80", "\xc3\xb4\xc2\x90\xc2\x80\xc2\x80"}, // above all characters
+          {"\xff", "\xc3\xbf"}}) {
+        DataParallelReport report;
+        report.model = name.given;
+        CHECK(nlohmann::json::parse(to_json(report)).at("model") == name.expected);
+    }
+}
+
 template <class Comm>
 bool sums_gradients_where_they_lie(Comm const& comm) {
     if constexpr (joinable::detail::has_sum_of_pieces<Comm>) {

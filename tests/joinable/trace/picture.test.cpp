@@ -158,6 +158,8 @@ TEST_CASE("a curve below the lanes is the mean of what ranks sampled in a column
     std::string const picture = to_svg(trace, "loss <a & b>");
     CHECK(is_well_formed(to_svg(trace)));
     CHECK(count(picture, ">loss &lt;a &amp; b&gt;, mean of samples<") == 1);
+    std::string const latin = to_svg(trace, "p\xe9rdida \x01 p\xc3\xa9rdida");
+    CHECK(count(latin, ">p\xc3\xa9rdida   p\xc3\xa9rdida, mean of samples<") == 1);
     CHECK(count(picture, ">6<") == 1); // the range
     CHECK(count(picture, ">2<") == 1);
     // Lanes of 32 with gaps of 8 begin at 116; the chart, 110 high, 34 below them.

@@ -10,6 +10,7 @@
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/trace/trace.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -152,7 +153,7 @@ JOINABLE_DEFINITION std::string to_json(DataParallelReport const& report) {
             text += detail::agreed_text(value, true); // strings in quotes
         }
     );
-    return text + "}";
+    return detail::as_utf8(text + "}");
 }
 
 }} // namespace joinable::v0

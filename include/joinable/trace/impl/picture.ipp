@@ -377,11 +377,12 @@ private:
             return {};
         }
         std::string name;
-        for (char const letter : samples_) { // those that XML gives a meaning
-            name += letter == '<'   ? "&lt;"
-                    : letter == '>' ? "&gt;"
-                    : letter == '&' ? "&amp;"
-                                    : std::string(1, letter);
+        for (char const letter : as_utf8(samples_)) { // XML gives some a meaning, and has no others
+            name += letter == '<'                                ? "&lt;"
+                    : letter == '>'                              ? "&gt;"
+                    : letter == '&'                              ? "&amp;"
+                    : static_cast<unsigned char>(letter) < 0x20U ? " "
+                                                                 : std::string(1, letter);
         }
         std::string text = label("note", left, y - 10, concat(name, ", mean of samples"));
         text += label("head", left - 10, y + 5, rounded_text(range->second));

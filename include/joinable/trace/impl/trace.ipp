@@ -15,6 +15,45 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
+/// How many bytes the character has that a text begins with. 0: they are not UTF-8.
+inline std::size_t bytes_of_character(std::string_view text) noexcept {
+    auto const byte = [&](std::size_t i) {
+        return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
+    };
+    unsigned const first = byte(0);
+    std::size_t const bytes = first < 0x80U                      ? 1
+                              : first >= 0xc2U && first <= 0xdfU ? 2
+                              : first >= 0xe0U && first <= 0xefU ? 3
+                              : first >= 0xf0U && first <= 0xf4U ? 4
+                                                                 : 0;
+    for (std::size_t i = 1; i < bytes; ++i) {
+        if ((byte(i) & 0xc0U) != 0x80U) {
+            return 0;
+        }
+    }
+    unsigned const second = byte(1);
+    bool const is_longer_than_needed =
+        (first == 0xe0U && second < 0xa0U) || (first == 0xf0U && second < 0x90U);
+    bool const is_surrogate = first == 0xedU && second >= 0xa0U;
+    bool const is_above_all = first == 0xf4U && second >= 0x90U;
+    return is_longer_than_needed || is_surrogate || is_above_all ? 0 : bytes;
+}
+
+JOINABLE_DEFINITION std::string as_utf8(std::string_view text) {
+    std::string valid;
+    while (!text.empty()) {
+        std::size_t const bytes = bytes_of_character(text);
+        if (bytes == 0) {
+            auto const letter = static_cast<unsigned char>(text.front());
+            valid += static_cast<char>(0xc0U | (letter >> 6U));
+            valid += static_cast<char>(0x80U | (letter & 0x3fU));
+        }
+        valid += text.substr(0, bytes);
+        text.remove_prefix((std::max)(bytes, std::size_t{1}));
+    }
+    return valid;
+}
+
 /// Writes events as JSON, each on a line of its own.
 class TraceWriter {
 public:

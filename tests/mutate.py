@@ -2284,8 +2284,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-timeout-of-0", "join/detail/impl/attachments.ipp",
-        "*options.timeout <= std::chrono::nanoseconds::zero()",
-        "*options.timeout < std::chrono::nanoseconds::zero()",
+        "timeout <= 0", "timeout < 0",
         "join/schedule.test.cpp", "a period of 0*",
     ),
     Mutation(
@@ -4386,6 +4385,11 @@ MUTATIONS = [
         "communicator/tcp/meeting.test.cpp", "a stranger that is refused*",
     ),
     Mutation(
+        "a-negative-number-of-inputs-is-huge", "join/detail/impl/attachments.ipp",
+        ": inputs < 0 ? concat(", ": false ? concat(",
+        "join/schedule.test.cpp", "a period of 0*",
+    ),
+    Mutation(
         "a-guard-forgets-a-window", "join/detail/impl/attachments.ipp",
         "if (state->session_ != nullptr && averages_ != Averages::none) {", "if (false) {",
         "participant/window.test.cpp", "a window over the end*",
@@ -4627,7 +4631,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-skip-with-a-weight-of-0-has-no-period", "join/options.hpp",
-        "notice.skips && options.weight_per_input ? notice.weight : OptionalWeight{};", "OptionalWeight{};",
+        "notice.skips && options.weight_per_input ? notice.weight : OptionalCount{};", "OptionalCount{};",
         "participant/window.test.cpp", "a skip that gives the weight 0*",
     ),
     Mutation(

@@ -10421,24 +10421,25 @@ enum class Phase : std::uint8_t {
 
 namespace detail {
 
-/// An optional weight. It refuses fractions, because std::optional converts 0.5 to 0 without a warning.
-class OptionalWeight : public std::optional<std::uint64_t> {
+/// An optional number of inputs, samples or tokens. It refuses fractions, because std::optional
+/// converts 0.5 to 0 without a warning.
+class OptionalCount : public std::optional<std::uint64_t> {
     using Base = std::optional<std::uint64_t>;
 
 public:
-    constexpr OptionalWeight(Base const& weight = {}) noexcept : Base{weight} {} // NOLINT
-    constexpr OptionalWeight(std::nullopt_t) noexcept {}                         // NOLINT
+    constexpr OptionalCount(Base const& count = {}) noexcept : Base{count} {} // NOLINT
+    constexpr OptionalCount(std::nullopt_t) noexcept {}                       // NOLINT
     template <class T>
         requires std::is_arithmetic_v<T>
-    constexpr OptionalWeight(T weight) noexcept // NOLINT(google-explicit-constructor)
-        : Base{static_cast<std::uint64_t>(weight)} {
+    constexpr OptionalCount(T count) noexcept // NOLINT(google-explicit-constructor)
+        : Base{static_cast<std::uint64_t>(count)} {
         static_assert(
             std::integral<T>,
-            "RoundNotice: a weight is a whole number of samples or tokens; give an integer"
+            "RoundNotice and JoinOptions: weights and inputs are whole numbers; give an integer"
         );
     }
 
-    template <std::same_as<OptionalWeight> T> // no conversions: those are std::optional's
+    template <std::same_as<OptionalCount> T> // no conversions: those are std::optional's
     friend constexpr bool operator==(T const& a, T const& b) noexcept {
         return static_cast<Base const&>(a) == static_cast<Base const&>(b);
     }
@@ -10453,7 +10454,7 @@ struct RoundNotice {
     Phase phase = Phase::train;
     /// The number of samples or tokens in this rank's input; averages are then weighted. None =
     /// unweighted. All rounds that accumulate together have one, or none has.
-    detail::OptionalWeight weight = {};
+    detail::OptionalCount weight = {};
     /// This rank has no gradient of its own for this round (a batch that failed), so it counts with
     /// weight 0. In a guard it may omit `weight` where the others give one. Outside a guard, and in
     /// one that is not enabled, it gives `.weight = 0` there. With known lengths
@@ -10491,9 +10492,9 @@ struct JoinOptions {
     /// This rank's number of inputs. When every rank gives it and the communicators can abort,
     /// rounds need no roll calls. Votes, leaving early and notices other than the default are then
     /// errors.
-    std::optional<std::size_t> inputs = {};
+    detail::OptionalCount inputs = {};
     /// The weight of a default notice.
-    detail::OptionalWeight weight_per_input = {};
+    detail::OptionalCount weight_per_input = {};
     /// With default notices only every `sync_every`th training round of this guard syncs. Such a round may be skipped
     /// by `skip()`, or with `weight_per_input` by `skip({.weight = 0})`.
     std::size_t sync_every = 1;
@@ -10513,8 +10514,8 @@ namespace detail {
 /// a weight.
 [[nodiscard]] inline RoundNotice
 completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noexcept {
-    OptionalWeight const own =
-        notice.skips && options.weight_per_input ? notice.weight : OptionalWeight{};
+    OptionalCount const own =
+        notice.skips && options.weight_per_input ? notice.weight : OptionalCount{};
     if (notice == RoundNotice{.weight = own, .skips = notice.skips}) {
         notice.will_sync = (round + 1) % options.sync_every == 0;
         notice.weight = own ? own : options.weight_per_input;
@@ -14667,20 +14668,18 @@ JOINABLE_DEFINITION void Deadlines::restore() noexcept {
 }
 
 JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
-    if (options.timeout && *options.timeout <= std::chrono::nanoseconds::zero()) {
-        throw ContractViolation{concat(
-            "JoinOptions::timeout must be positive, or no wait could end well; given ",
-            options.timeout->count(),
-            " ns"
-        )};
-    }
-    if (options.sync_every == 0) {
-        throw ContractViolation{"JoinOptions::sync_every must be at least 1, given 0"};
-    }
-    if (options.weight_per_input.value_or(0) > max_weight) {
-        throw ContractViolation{
-            "JoinOptions::weight_per_input: " + refusal_of(*options.weight_per_input)
-        };
+    auto const timeout = options.timeout.value_or(std::chrono::nanoseconds{1}).count();
+    auto const inputs = static_cast<std::int64_t>(options.inputs.value_or(0));
+    std::uint64_t const weight = options.weight_per_input.value_or(0);
+    std::string const wrong =
+        timeout <= 0
+            ? concat("timeout must be positive, or no wait could end well; given ", timeout, " ns")
+        : inputs < 0 ? concat("inputs is ", inputs, "; give the number of this rank's inputs")
+        : options.sync_every == 0 ? "sync_every must be at least 1, given 0"
+        : weight > max_weight     ? "weight_per_input: " + refusal_of(weight)
+                                  : "";
+    if (!wrong.empty()) {
+        throw ContractViolation{"JoinOptions::" + wrong};
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: RoundNotice: a weight is a whole number of samples or tokens; give an integer
+// EXPECT: RoundNotice and JoinOptions: weights and inputs are whole numbers; give an integer
 #include <joinable/join.hpp>
 
 #include <vector>

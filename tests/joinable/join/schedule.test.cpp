@@ -290,7 +290,9 @@ TEST_CASE("without abort, lengths do not replace roll calls") {
     });
 }
 
-TEST_CASE("a period of 0, a timeout of 0 and weights above the maximum are refused") {
+TEST_CASE(
+    "a period of 0, a timeout of 0, weights above the maximum and negative numbers are refused"
+) {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         for (int const ns : {0, -1}) {
@@ -315,6 +317,16 @@ TEST_CASE("a period of 0, a timeout of 0 and weights above the maximum are refus
             "JoinOptions::weight_per_input: a weight of -3 is negative; give the number of samples or tokens",
             joinable::ContractViolation
         );
+        for (bool const enable : {false, true}) {
+            auto const fewer = [&] {
+                Join guard{participants(reducer), {.enable = enable, .inputs = -1}};
+            };
+            CHECK_THROWS_WITH_AS(
+                fewer(),
+                "JoinOptions::inputs is -1; give the number of this rank's inputs",
+                joinable::ContractViolation
+            );
+        }
     });
 }
 

@@ -59,20 +59,18 @@ JOINABLE_DEFINITION void Deadlines::restore() noexcept {
 }
 
 JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
-    if (options.timeout && *options.timeout <= std::chrono::nanoseconds::zero()) {
-        throw ContractViolation{concat(
-            "JoinOptions::timeout must be positive, or no wait could end well; given ",
-            options.timeout->count(),
-            " ns"
-        )};
-    }
-    if (options.sync_every == 0) {
-        throw ContractViolation{"JoinOptions::sync_every must be at least 1, given 0"};
-    }
-    if (options.weight_per_input.value_or(0) > max_weight) {
-        throw ContractViolation{
-            "JoinOptions::weight_per_input: " + refusal_of(*options.weight_per_input)
-        };
+    auto const timeout = options.timeout.value_or(std::chrono::nanoseconds{1}).count();
+    auto const inputs = static_cast<std::int64_t>(options.inputs.value_or(0));
+    std::uint64_t const weight = options.weight_per_input.value_or(0);
+    std::string const wrong =
+        timeout <= 0
+            ? concat("timeout must be positive, or no wait could end well; given ", timeout, " ns")
+        : inputs < 0 ? concat("inputs is ", inputs, "; give the number of this rank's inputs")
+        : options.sync_every == 0 ? "sync_every must be at least 1, given 0"
+        : weight > max_weight     ? "weight_per_input: " + refusal_of(weight)
+                                  : "";
+    if (!wrong.empty()) {
+        throw ContractViolation{"JoinOptions::" + wrong};
     }
 }
 

@@ -11446,7 +11446,8 @@ private:
 namespace joinable { inline namespace v0 {
 
 /// The course of a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
-/// `waited`. Over a guard that was not enabled it counts this rank's own rounds alone.
+/// `waited`. Over a guard that was not enabled it counts this rank's own rounds alone, and
+/// `rounds_per_rank` is empty.
 struct JoinResult {
     std::size_t rounds = 0;        ///< rounds that some rank was active in
     std::size_t own_rounds = 0;    ///< rounds with an input of this rank

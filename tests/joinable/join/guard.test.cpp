@@ -131,6 +131,7 @@ TEST_CASE("a guard that is not enabled attaches and sends nothing") {
         CHECK(total == 6 * comm.size());
         CHECK(comm.trace.size() == 6);
         CHECK(result.own_rounds == 3);
+        CHECK(result.rounds_per_rank.empty()); // nothing tells it the others'
         CHECK(a.posts == 0);
     });
 }

@@ -180,6 +180,11 @@ MUTATIONS = [
         "participant/groups.test.cpp", "the same with groups*",
     ),
     Mutation(
+        "local-steps-of-a-group-need-averages", "join/groups.hpp",
+        "all.steps && !all.leaves_local", "all.steps",
+        "participant/groups.test.cpp", "local SGD over groups*",
+    ),
+    Mutation(
         "groups-do-not-sum-weights", "join/groups.hpp",
         "            group.communicator->sum(words);", "",
         "participant/groups.test.cpp", "a model of all ranks*",

@@ -51,10 +51,11 @@ public:
     }
     void check_entry(std::vector<std::unique_ptr<Entrant>> const& entrants, AgreementList& list)
         override {
-        bool const some_step =
-            std::any_of(entrants.begin(), entrants.end(), [](auto const& entrant) {
-                return entrant->info.steps;
-            });
+        GuardView all{};
+        for (auto const& entrant : entrants) {
+            entrant->add_to(all);
+        }
+        bool const steps_joined_ranks = all.steps && !all.leaves_local;
         for (auto const& entrant : entrants) {
             std::size_t const group = number_of(entrant->control());
             bool averages = false;
@@ -71,7 +72,8 @@ public:
             // Sharded models average and step by themselves, and list no gradients.
             bool const needs_step =
                 averages && (!view.averaged.empty() || !view.lists_all_averaged);
-            if (group != 0 && some_step && ((needs_step && !steps) || (steps && !averages))) {
+            if (group != 0 && steps_joined_ranks &&
+                ((needs_step && !steps) || (steps && !averages))) {
                 throw ContractViolation{concat(
                     "a group without an active rank neither averages nor steps, so its values need participants for "
                     "both over one communicator, but over that of a ",
@@ -345,7 +347,8 @@ private:
 /// In rounds and post hooks of a participant over a group, counts, sources and numbers of ranks are those of the
 /// group. It averages over the group. A group without an active rank runs no round of its participants, unless
 /// one of its ranks has left accumulated gradients to the round. So the values that it averages are stepped over the
-/// same communicator.
+/// same communicator. Beside NoReduction and PeriodicAverage joined ranks step nothing, so a Step
+/// may have any.
 ///
 /// An exception between rounds leaves all communicators usable. Anywhere else it aborts `comm` and the groups. A group's
 /// failure names ranks in the numbers of that group where it is thrown (see FailureOfRanks::is_renumbered), and on the other

@@ -19,9 +19,11 @@
 #include <support/thrown_by.hpp>
 #include <support/volume.hpp>
 
+#include <joinable/bucket/compression/no_reduction.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/action.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/periodic_average.hpp>
 #include <joinable/participant/step.hpp>
 
 namespace {
@@ -457,6 +459,84 @@ TEST_CASE("what a group averages is stepped over its communicator, and the rever
             "over one communicator, but over that of a Step nothing averages",
             joinable::ContractViolation
         );
+    });
+}
+
+std::size_t local_inputs_of(int rank) { // the ranks of one group end before those of the other
+    return rank % 2 == 0 ? 2 + static_cast<std::size_t>(rank) / 2
+                         : 17 - static_cast<std::size_t>(rank);
+}
+double local_gradient_of(double value, int rank, std::size_t round) {
+    return value - (rank + 1) * (rank + 2) + 0.5 * static_cast<double>(round);
+}
+
+/// The value of these ranks after local SGD, whose averages count steps.
+double local_sgd_serially(std::vector<int> const& ranks, std::size_t period) {
+    std::vector<double> values(ranks.size(), 1.0);
+    std::vector<double> steps(ranks.size());
+    auto const average = [&] {
+        double const total = std::accumulate(steps.begin(), steps.end(), 0.0);
+        if (total > 0) {
+            double const sum = std::inner_product(values.begin(), values.end(), steps.begin(), 0.0);
+            values.assign(values.size(), sum / total);
+            steps.assign(steps.size(), 0.0);
+        }
+    };
+    bool some_is_active = true;
+    for (std::size_t round = 1; some_is_active; ++round) {
+        some_is_active = false;
+        for (std::size_t r = 0; r < ranks.size(); ++r) {
+            if (round <= local_inputs_of(ranks[r])) {
+                values[r] -= rate * local_gradient_of(values[r], ranks[r], round);
+                steps[r] += 1;
+                some_is_active = true;
+            }
+        }
+        if (round % period == 0) {
+            average();
+        }
+    }
+    average();
+    return values.front();
+}
+
+TEST_CASE("local SGD over groups is that of each group alone, and a step may be over any ranks") {
+    over_ranks({2, 4, 8}, [](RankCommunicator& comm) {
+        auto group = comm.split(comm.rank() % 2, comm.rank());
+        std::vector<int> everybody;
+        std::vector<int> members;
+        for (int rank = 0; rank < comm.size(); ++rank) {
+            everybody.push_back(rank);
+            if (rank % 2 == comm.rank() % 2) {
+                members.push_back(rank);
+            }
+        }
+        auto const train = [&](RankCommunicator& averages, RankCommunicator& steps) {
+            auto params = make_params<double>({1}, 1.0);
+            DistributedDataParallel ddp{
+                averages,
+                params,
+                joinable::DataParallelOptions{.sync_at_end = false},
+                joinable::NoReduction{}
+            };
+            joinable::Step step{steps, [&] { params[0].value[0] -= rate * params[0].g(0); }};
+            joinable::PeriodicAverage average{averages, params, {.period = 3}};
+            Join guard{participants(ddp, step, average), joinable::groups_of(comm)};
+            for (std::size_t round = 1; round <= local_inputs_of(comm.rank()); ++round) {
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) {
+                    params[0].g(0) = local_gradient_of(params[0].value[0], comm.rank(), round);
+                    ready(0);
+                });
+                step.step();
+                average.step();
+            }
+            guard.finish();
+            return params[0].value[0];
+        };
+        CHECK(train(group, group) == doctest::Approx(local_sgd_serially(members, 3)));
+        CHECK(train(group, comm) == doctest::Approx(local_sgd_serially(members, 3)));
+        CHECK(train(comm, group) == doctest::Approx(local_sgd_serially(everybody, 3)));
     });
 }
 

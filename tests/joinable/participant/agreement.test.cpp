@@ -107,7 +107,7 @@ TEST_CASE("names of tensors are refused where a list says what is averaged, and 
         auto params = make_params<double>({1});
         DataParallelOptions options;
         if (comm.rank() == 0) {
-            (comm.size() == 2 ? options.sparse : options.ignore) = {"head.*"};
+            (comm.size() == 3 ? options.sparse : options.ignore) = {"head.*"};
         }
         try {
             DistributedDataParallel ddp{comm, params, options};

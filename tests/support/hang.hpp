@@ -10,7 +10,7 @@ inline void alarm(int) {}
 namespace joinable_tests {
 
 /// A group of ranks that has not ended after so many seconds hangs, however busy the machine is. More
-/// than any deadline, and less than what ctest gives a test (see CMakeLists.txt).
+/// than any deadline, and less than what ctest gives a test (see cmake/discover_tests.cmake).
 inline constexpr int seconds_to_hang = 300;
 
 /// Ends this process, and with it its children, when what it is there for hangs: a thread must not be

@@ -1907,7 +1907,7 @@ public:
     /// Adds a tensor to the file as `name`, or those of a range as "NAME/0", "NAME/1", ...; they are the same on all
     /// ranks. In a guard a rank that trains on writes them, outside of one rank 0; all ranks read them. Call it on all
     /// ranks, before the first write() or read() that they are for. The tensors are in memory of the communicator's
-    /// device and outlive the checkpoint. Local.
+    /// device and outlive the checkpoint, a named `torch::Tensor` too: give a copy of such a handle if it ends. Local.
     /// @throws ContractViolation  the name is empty or given before, or a tensor is missing, without memory, on another
     ///         device, or its elements share memory; nothing was changed.
     template <class Range>

@@ -13,8 +13,8 @@
 namespace {
 
 /// Counts failed assertions where a test can see it. A program that runs no test case fails: CTest
-/// would call that a test that has passed. Of a range of cases each that begins is named, so that
-/// one that hangs is known.
+/// would call that a test that has passed. Each case of a range is named as it begins, so that one
+/// that hangs is known.
 struct CountFailedChecks : doctest::IReporter {
     explicit CountFailedChecks(doctest::ContextOptions const& options)
         : is_range_{options.first < options.last && options.last < no_limit} {}

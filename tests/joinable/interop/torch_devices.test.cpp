@@ -1,37 +1,41 @@
 // SPDX-License-Identifier: BSL-1.0
-// Tensors of libtorch in the memory of a GPU, over the fakes of CUDA and NCCL. libtorch itself computes nothing
-// here: without CUDA it can only say where such a tensor is, and ask for streams.
-#include <joinable/interop/torch_tensor.hpp>
+// Tensors of libtorch in the memory of a GPU, over the fakes of CUDA and NCCL, on which libtorch
+// computes, too (fake_cuda/torch_device.hpp). The oracle of trainings: libtorch itself in host
+// memory, on one rank, over all samples.
+#include <joinable/interop/torch_sharded.hpp>
 
 #include <torch/torch.h> // before doctest: both have a macro CHECK
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
-
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <doctest/doctest.h>
 #include <support/fake_cuda/device_model.hpp>
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_cuda/stream_communicator.hpp>
+#include <support/fake_cuda/torch_device.hpp>
 #include <support/nccl_ranks.hpp>
 #include <support/ranks.hpp>
+#include <support/torch_small_net.hpp>
 
 #include <joinable/cuda.hpp>
 #include <joinable/interop/torch.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/per_device.hpp>
+#include <joinable/zero.hpp>
 
 namespace {
 
@@ -142,66 +146,6 @@ TEST_CASE(
     }
 }
 
-/// What libtorch asks of CUDA about streams, answered by the fake. Each thread has its own current streams.
-class TorchStreams final : public c10::impl::DeviceGuardImplInterface {
-public:
-    static cudaStream_t set_current(int device, cudaStream_t stream) {
-        return std::exchange(current[static_cast<std::size_t>(device)], stream);
-    }
-
-    [[nodiscard]] c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
-    [[nodiscard]] c10::Device exchangeDevice(c10::Device device) const override {
-        c10::Device const before = getDevice();
-        setDevice(device);
-        return before;
-    }
-    [[nodiscard]] c10::Device getDevice() const override {
-        int device = 0;
-        cuda(cudaGetDevice(&device));
-        return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)};
-    }
-    void setDevice(c10::Device device) const override { cuda(cudaSetDevice(device.index())); }
-    void uncheckedSetDevice(c10::Device device) const noexcept override {
-        (void)cudaSetDevice(device.index());
-    }
-    [[nodiscard]] c10::Stream getStream(c10::Device device) const noexcept override {
-        auto const stream = current[static_cast<std::size_t>(device.index())];
-        return c10::Stream{c10::Stream::UNSAFE, device, reinterpret_cast<std::intptr_t>(stream)};
-    }
-    [[nodiscard]] c10::Stream exchangeStream(c10::Stream stream) const noexcept override {
-        c10::Stream const before = getStream(stream.device());
-        set_current(stream.device_index(), stream_of(stream));
-        return before;
-    }
-    void record(void** event, c10::Stream const& stream, c10::DeviceIndex, c10::EventFlag)
-        const override {
-        c10::Device const before = exchangeDevice(stream.device());
-        auto made = static_cast<cudaEvent_t>(*event);
-        if (made == nullptr) {
-            cuda(cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
-            *event = made;
-        }
-        cuda(cudaEventRecord(made, stream_of(stream)));
-        setDevice(before);
-    }
-    void block(void* event, c10::Stream const& stream) const override {
-        cuda(cudaStreamWaitEvent(stream_of(stream), static_cast<cudaEvent_t>(event), 0));
-    }
-    void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
-        if (event != nullptr) {
-            (void)cudaEventDestroy(static_cast<cudaEvent_t>(event));
-        }
-    }
-    /// None for which autograd would start threads.
-    [[nodiscard]] c10::DeviceIndex deviceCount() const noexcept override { return 0; }
-
-private:
-    static cudaStream_t stream_of(c10::Stream const& stream) {
-        return reinterpret_cast<cudaStream_t>(static_cast<std::intptr_t>(stream.id()));
-    }
-    static thread_local inline std::array<cudaStream_t, 8> current{};
-};
-
 /// Counts how often a bucket is launched while the same model launches another one.
 class LaunchesAtOnce {
 public:
@@ -290,8 +234,7 @@ private:
 
 TEST_CASE("autograd's threads of two devices take turns, and each device's stream waits for its own"
 ) {
-    static TorchStreams streams;
-    static c10::impl::DeviceGuardImplRegistrar const registered{c10::DeviceType::CUDA, &streams};
+    use_fake_cuda_in_torch();
     LaunchesAtOnce::count = 0;
     run_participants({1, 2, 4}, [](joinable::ThreadCommunicator& hosts) {
         DeviceOfRank first{hosts, 0};
@@ -331,6 +274,207 @@ TEST_CASE("autograd's threads of two devices take turns, and each device's strea
     });
     CHECK(LaunchesAtOnce::count == 0);
     check_nothing_is_left();
+}
+
+// -- trainings, which libtorch computes there ------------------------------------------------------
+
+namespace net = small_net;
+
+auto const adam_on_device = [](std::vector<Tensor> mine) {
+    return torch::optim::Adam{std::move(mine), torch::optim::AdamOptions{0.1}};
+};
+constexpr double longest_gradient = 0.05;
+
+/// Runs `body(comm, hosts, model)` on ranks over NCCL, each with the net on its device. Each
+/// operation of a stream takes its time: what does not wait for it reads what was there before.
+template <class Body>
+void with_nets(Body const& body) {
+    use_fake_cuda_in_torch();
+    fake_cuda::delay_every_operation(std::chrono::microseconds{20});
+    run_nccl_ranks({1, 2, 3}, [&](auto& comm, auto& hosts, cudaStream_t stream) {
+        comm.device_memory().use_kernels(host_kernels());
+        TorchStreams::set_current(comm.rank(), stream);
+        net::SmallNet model;
+        model->to(at::Device{at::kCUDA, static_cast<c10::DeviceIndex>(comm.rank())});
+        body(comm, hosts, model);
+    });
+    fake_cuda::delay_every_operation({});
+    check_nothing_is_left();
+}
+Tensor inputs_on(Tensor const& parameter, int rank, int round) {
+    return net::inputs_of(rank, round).to(parameter.device());
+}
+Tensor loss_on_device(Tensor const& outputs, int rank, int round) {
+    return (outputs - net::targets_of(rank, round).to(outputs.device())).pow(2).mean();
+}
+void check_values(net::SmallNet const& model, std::vector<double> const& expected) {
+    std::vector<double> numbers;
+    for (Tensor const& parameter : model->parameters()) {
+        CHECK(parameter.device().is_cuda());
+        Tensor const flat = parameter.detach().to(torch::kCPU).flatten();
+        auto const* const data = flat.data_ptr<double>();
+        numbers.insert(numbers.end(), data, data + flat.numel());
+    }
+    net::check_close(numbers, expected, 1e-9);
+}
+
+TEST_CASE("libtorch's Adam steps on each GPU what its rank owns, also when ranks have joined") {
+    for (bool const is_alone : {false, true}) { // it averages the gradients, too
+        with_nets([&](auto& comm, joinable::ThreadCommunicator& hosts, net::SmallNet& model) {
+            using Comm = std::remove_reference_t<decltype(comm)>;
+            net::Training const expected = net::train_alone(comm.size(), adam_on_device);
+            std::optional<joinable::torch::DistributedDataParallel<Comm, net::SmallNetImpl>> ddp;
+            if (!is_alone) {
+                ddp.emplace(
+                    comm,
+                    model,
+                    joinable::DataParallelOptions{.first_bucket_bytes = 64, .find_unused = true}
+                );
+            }
+            joinable::torch::Optimizer zero{
+                comm,
+                joinable::torch::parameters(model),
+                adam_on_device,
+                joinable::ZeroOptions{.bucket_cap_bytes = 100, .reduces_gradients = is_alone}
+            };
+            std::vector<double> losses;
+            auto const train_on = [&](auto& guard) {
+                for (int round = 0; round < net::rounds_of(comm.rank()); ++round) {
+                    zero.local().param_groups()[0].options().set_lr(net::rate_of(round));
+                    Tensor const loss = zero.step([&] {
+                        model->zero_grad(true);
+                        Tensor const inputs = inputs_on(model->first->bias, comm.rank(), round);
+                        Tensor const outputs =
+                            is_alone ? model->forward(inputs) : ddp->forward(inputs);
+                        Tensor const result = loss_on_device(outputs, comm.rank(), round);
+                        result.backward();
+                        return result;
+                    });
+                    losses.push_back(loss.template item<double>());
+                }
+                guard.finish();
+            };
+            if (is_alone) {
+                joinable::Join guard{joinable::participants(zero), joinable::control(hosts)};
+                train_on(guard);
+            } else {
+                joinable::Join guard{joinable::participants(*ddp, zero), joinable::control(hosts)};
+                train_on(guard);
+            }
+            check_values(model, expected.values);
+            if (comm.rank() == 0) {
+                net::check_close(losses, expected.losses, 1e-9);
+            }
+            for (auto const& item : zero.local().state()) {
+                auto const& state = static_cast<torch::optim::AdamParamState&>(*item.second);
+                CHECK(state.exp_avg().device() == model->first->bias.device());
+            }
+        });
+    }
+}
+
+template <class Rule>
+void check_sharded_on_devices(Rule const& rule, joinable::ShardedOptions const& options) {
+    CAPTURE(static_cast<int>(options.sharding));
+    with_nets([&](auto& comm, joinable::ThreadCommunicator& hosts, net::SmallNet& model) {
+        auto const clip = [&](net::SmallNet& alone) {
+            if (!options.step_in_backward) {
+                torch::nn::utils::clip_grad_norm_(alone->parameters(), longest_gradient);
+            }
+        };
+        net::Training const expected = net::train_alone(comm.size(), adam_on_device, clip);
+        joinable::torch::ShardedDataParallel sharded{comm, model, rule, options};
+        std::vector<double> losses;
+        joinable::Join guard{joinable::participants(sharded), joinable::control(hosts)};
+        for (int round = 0; round < net::rounds_of(comm.rank()); ++round) {
+            if constexpr (requires { sharded.local(); }) {
+                sharded.local().param_groups()[0].options().set_lr(net::rate_of(round));
+            } else {
+                sharded.rule().learning_rate = net::rate_of(round);
+            }
+            model->zero_grad(true);
+            Tensor const outputs = sharded.forward([&] {
+                Tensor hidden = inputs_on(model->first->bias, comm.rank(), round);
+                {
+                    auto const held = sharded.use(model->first);
+                    hidden = torch::tanh(model->first->forward(hidden));
+                }
+                auto const held = sharded.use(model->second);
+                return model->second->forward(hidden);
+            });
+            Tensor const loss = loss_on_device(outputs, comm.rank(), round);
+            loss.backward();
+            losses.push_back(loss.template item<double>());
+            if (!options.step_in_backward) {
+                sharded.clip_grad_norm_(longest_gradient);
+            }
+            sharded.step();
+        }
+        guard.finish();
+        if (comm.rank() == 0) {
+            net::check_close(losses, expected.losses, 1e-9);
+        }
+        auto const held = sharded.use_all();
+        check_values(model, expected.values);
+    });
+}
+
+TEST_CASE("a sharded libtorch module trains on GPUs as one process does in host memory") {
+    using joinable::Sharding;
+    for (Sharding const sharding :
+         {Sharding::parameters, Sharding::gradients, Sharding::optimizer, Sharding::none}) {
+        joinable::ShardedOptions options{.sharding = sharding, .bucket_cap_bytes = 100};
+        if (sharding == Sharding::parameters) {
+            options.units = {2, 2, 2};
+        }
+        check_sharded_on_devices(joinable::Adam{}, options);
+        check_sharded_on_devices(adam_on_device, options);
+        if (sharding == Sharding::gradients || sharding == Sharding::parameters) {
+            options.step_in_backward = true;
+            check_sharded_on_devices(joinable::Adam{}, options);
+        }
+    }
+}
+
+TEST_CASE("a batch that fails in autograd's thread of a GPU is skipped, or the others hear of it") {
+    for (bool const skips : {true, false}) {
+        with_nets([&](auto& comm, joinable::ThreadCommunicator& hosts, net::SmallNet& model) {
+            joinable::torch::ShardedDataParallel sharded{
+                comm, model, adam_on_device, {.sharding = joinable::Sharding::gradients}
+            };
+            bool const fails = comm.rank() == comm.size() - 1;
+            std::string text;
+            try {
+                joinable::Join guard{joinable::participants(sharded), joinable::control(hosts)};
+                for (int round = 0; round < 3; ++round) {
+                    try {
+                        Tensor const outputs = sharded.forward([&] {
+                            Tensor const inputs = inputs_on(model->first->bias, comm.rank(), round);
+                            Tensor const result = model->forward(inputs);
+                            return fails && round == 1 ? net::ThrowsInBackward::apply(result)
+                                                       : result;
+                        });
+                        sharded.backward(loss_on_device(outputs, comm.rank(), round));
+                    } catch (net::AutogradError const&) {
+                        if (!skips) {
+                            throw;
+                        }
+                        sharded.skip();
+                    }
+                    sharded.step();
+                }
+                guard.finish();
+            } catch (std::exception const& error) {
+                text = error.what();
+                // After a pass of its own, that thread has let go of the one that failed.
+                torch::ones_like(model->first->bias).requires_grad_(true).sum().backward();
+            }
+            CAPTURE(text);
+            CHECK(
+                (text.find("a batch that cannot be differentiated") != std::string::npos) == !skips
+            );
+        });
+    }
 }
 
 } // namespace

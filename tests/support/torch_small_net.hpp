@@ -123,6 +123,21 @@ Training train_alone(
     return training;
 }
 
+/// Numbers between -0.5 and 0.5.
+inline at::Tensor numbers(at::IntArrayRef extents, double shift) {
+    at::Tensor const all = torch::zeros(extents, torch::kDouble);
+    at::Tensor const flat = all.view({-1});
+    flat.copy_(torch::sin(torch::arange(flat.numel(), torch::kDouble) * 0.7 + shift) * 0.5);
+    return all;
+}
+inline void fill(torch::nn::Module const& module) {
+    torch::NoGradGuard const no_graph;
+    double shift = 0;
+    for (at::Tensor const& parameter : module.parameters()) {
+        parameter.copy_(numbers(parameter.sizes(), ++shift));
+    }
+}
+
 /// What f() throws, if it does.
 template <class F>
 std::string refusal(F const& f) {

@@ -2,7 +2,7 @@
 // The adapter for libtorch with tensors on a GPU: results, streams, and an iteration of what perceptron.cpp and
 // ddp_torch.py measure. The checks also run in host memory.
 
-#include <joinable/interop/torch.hpp>
+#include <joinable/interop/torch_sharded.hpp>
 
 #include <torch/torch.h>
 
@@ -18,6 +18,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -158,24 +159,29 @@ void check_averages(Comm& comm, Place const& place, bool views, Within const& wi
     });
 }
 
-/// Rank r has r + 1 inputs. All ranks end with what one rank computes that has all inputs.
-template <class Comm>
-void check_uneven_inputs(Comm& comm, Hosts& hosts, Place const& place, bool views) {
+torch::optim::SGD make_optimizer(std::vector<Tensor> parameters) {
+    return torch::optim::SGD{std::move(parameters), torch::optim::SGDOptions{0.001}.momentum(0.9)};
+}
+std::vector<Tensor> copies_of(Net const& net) {
+    std::vector<Tensor> copies;
+    for (Tensor const& parameter : net->parameters()) {
+        copies.push_back(parameter.detach().clone());
+    }
+    return copies;
+}
+
+/// Rank r has r + 1 inputs, by which `train(net, rounds)` trains and returns the values then. All
+/// ranks end with what one rank computes that has all inputs.
+template <class Comm, class Train>
+void check_training(
+    Comm& comm, Hosts& hosts, Place const& place, std::string const& what, Train const& train
+) {
     Net net = make_net(place.device);
     Net plain = make_net(place.device);
-    auto const rule = torch::optim::SGDOptions{0.001}.momentum(0.9);
-    torch::optim::SGD optimizer{net->parameters(), rule};
-    torch::optim::SGD plain_optimizer{plain->parameters(), rule};
-    joinable::torch::DistributedDataParallel ddp{comm, net, small_buckets(views)};
-    joinable::torch::Step step{comm, optimizer};
-    joinable::Join guard{joinable::participants(ddp, step), joinable::control(hosts)};
-    for (int round = 0; round <= comm.rank(); ++round) {
-        optimizer.zero_grad();
-        ddp.forward(late_input_of(comm.rank(), round, place)).square().sum().backward();
-        step.step();
-    }
-    auto const result = guard.finish();
-    expect(result.rounds == static_cast<std::size_t>(comm.size()), "guard: a number of rounds");
+    torch::optim::SGD plain_optimizer = make_optimizer(plain->parameters());
+    std::size_t rounds = 0;
+    std::vector<Tensor> const values = train(net, rounds);
+    expect(rounds == static_cast<std::size_t>(comm.size()), what + ": a number of rounds");
     wait_for_work(comm);
     for (int round = 0; round < comm.size(); ++round) {
         auto const gradients = averages(plain, round, comm.size(), round, place);
@@ -184,11 +190,9 @@ void check_uneven_inputs(Comm& comm, Hosts& hosts, Place const& place, bool view
         }
         plain_optimizer.step();
     }
-    for (std::size_t i = 0; i < net->parameters().size(); ++i) {
-        Tensor const is = net->parameters()[i].detach();
-        expect_equal(
-            is, plain->parameters()[i].detach(), comm.size(), "uneven inputs: a parameter"
-        );
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        Tensor const should = plain->parameters()[i].detach();
+        expect_equal(values[i], should, comm.size(), what + ": a parameter");
     }
     double const seen = net->seen.item<double>(); // differs, unless it is sent
     std::array<double, 2> extremes{seen, -seen};
@@ -197,13 +201,75 @@ void check_uneven_inputs(Comm& comm, Hosts& hosts, Place const& place, bool view
             {extremes.data(), extremes.size(), joinable::DType::f64}, joinable::ReduceOp::max
         )
         .wait();
-    expect(extremes[0] == -extremes[1], "uneven inputs: ranks end with different buffers");
+    expect(extremes[0] == -extremes[1], what + ": ranks end with different buffers");
+}
+
+template <class Comm>
+void check_uneven_inputs(Comm& comm, Hosts& hosts, Place const& place, bool views) {
+    check_training(comm, hosts, place, "uneven inputs", [&](Net& net, std::size_t& rounds) {
+        torch::optim::SGD optimizer = make_optimizer(net->parameters());
+        joinable::torch::DistributedDataParallel ddp{comm, net, small_buckets(views)};
+        joinable::torch::Step step{comm, optimizer};
+        joinable::Join guard{joinable::participants(ddp, step), joinable::control(hosts)};
+        for (int round = 0; round <= comm.rank(); ++round) {
+            optimizer.zero_grad();
+            ddp.forward(late_input_of(comm.rank(), round, place)).square().sum().backward();
+            step.step();
+        }
+        rounds = guard.finish().rounds;
+        return copies_of(net);
+    });
+}
+
+/// The same where ranks have parts of the state of libtorch's optimizer, or of gradients and
+/// values, too.
+template <class Comm>
+void check_sharded(Comm& comm, Hosts& hosts, Place const& place, bool views) {
+    check_training(comm, hosts, place, "torch::Optimizer", [&](Net& net, std::size_t& rounds) {
+        joinable::torch::DistributedDataParallel ddp{comm, net, small_buckets(views)};
+        joinable::torch::Optimizer zero{comm, joinable::torch::parameters(net), &make_optimizer};
+        joinable::Join guard{joinable::participants(ddp, zero), joinable::control(hosts)};
+        for (int round = 0; round <= comm.rank(); ++round) {
+            net->zero_grad();
+            ddp.forward(late_input_of(comm.rank(), round, place)).square().sum().backward();
+            zero.step();
+        }
+        rounds = guard.finish().rounds;
+        return copies_of(net);
+    });
+    using joinable::Sharding;
+    for (Sharding const sharding :
+         {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
+        auto const what =
+            "torch::ShardedDataParallel, stage " + std::to_string(static_cast<int>(sharding));
+        check_training(comm, hosts, place, what, [&](Net& net, std::size_t& rounds) {
+            joinable::torch::ShardedDataParallel sharded{
+                comm, net, &make_optimizer, {.sharding = sharding, .bucket_cap_bytes = 8192}
+            };
+            joinable::Join guard{joinable::participants(sharded), joinable::control(hosts)};
+            for (int round = 0; round <= comm.rank(); ++round) {
+                net->zero_grad();
+                Tensor const inputs = late_input_of(comm.rank(), round, place);
+                auto const pass = [&] {
+                    auto const held = sharded.use(net);
+                    return net->forward(inputs);
+                };
+                sharded.forward(pass).square().sum().backward();
+                sharded.clip_grad_norm_(std::numeric_limits<float>::max());
+                sharded.step();
+            }
+            rounds = guard.finish().rounds;
+            auto const held = sharded.use_all();
+            return copies_of(net);
+        });
+    }
 }
 
 void check_in_host_memory(Hosts& hosts) {
     for (bool const views : {false, true}) {
         check_averages(hosts, {}, views, [](auto const& body) { body(); });
         check_uneven_inputs(hosts, hosts, {}, views);
+        check_sharded(hosts, hosts, {}, views);
     }
 }
 
@@ -229,6 +295,7 @@ void check_on_gpu(Hosts& hosts) {
         TorchRank rank{hosts};
         check_averages(rank.comm, place, views, [](auto const& body) { body(); });
         check_uneven_inputs(rank.comm, hosts, place, views);
+        check_sharded(rank.comm, hosts, place, views);
     };
     // What is made on one stream trains on another one, while the first is busy.
     auto const check_other_stream = [&](bool views) {

@@ -15156,8 +15156,8 @@ public:
 
     bool next(bool have_input, RoundNotice const& notice, Opening opening);
     void announce_ahead(std::optional<RoundNotice> const& notice);
-    /// Calls f(), which reads an input or opens a round: exceptions before it were handled. One that it throws will leave
-    /// the guard, and peers see its text.
+    /// Calls f(), which reads an input or opens a round, so exceptions before were handled. One that
+    /// it throws will leave the guard, and peers see its text.
     template <class F>
     decltype(auto) recorded(F const& f) {
         session_.forget_failure();

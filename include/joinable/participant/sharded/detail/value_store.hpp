@@ -90,7 +90,8 @@ public:
     /// @throws ContractViolation  the engine has moved a value out of its bucket.
     void check() const;
 
-    /// Whether a value of the engine lies here. Forgets those that have left: their parameters may end then.
+    /// Whether a value of the engine lies here. Forgets those that have left, whose parameters may
+    /// end then.
     [[nodiscard]] bool holds_any() {
         for (std::size_t i = 0; i < parts_.size(); ++i) {
             if (is_moved(i)) {

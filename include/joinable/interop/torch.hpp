@@ -307,8 +307,7 @@ private:
 /// Gives a gradient memory of its own if autograd or the user may still read what it has. Autograd takes over what it
 /// computed, `made`, without a copy if no other tensor is the same, but nodes that have yet to run may hold views of it.
 inline void take_apart(at::Tensor& gradient, at::Tensor const& made) {
-    if (gradient.is_conj() ||
-        gradient.is_neg()) { // of a complex parameter: numbers that are computed when read
+    if (gradient.is_conj() || gradient.is_neg()) { // numbers that are computed when they are read
         gradient = gradient.clone();
         return;
     }

@@ -870,7 +870,7 @@ MUTATIONS = [
     ),
     Mutation(
         "factories-may-leave-aside-their-tensors", "interop/torch_optimizer.hpp",
-        " || given != count) {", ") {",
+        "static_cast<std::size_t>(stepped) != own.size()) {", "false) {",
         "interop/torch_optimizer.test.cpp", "a factory that leaves aside*",
     ),
     Mutation(
@@ -2546,7 +2546,7 @@ MUTATIONS = [
     ),
     Mutation(
         "peers-hear-of-what-was-handled-before-a-round-that-was-opened-early", "join/detail/impl/session.ipp",
-        "outcome_.forget(); // also where look-ahead", "// also where look-ahead",
+        "outcome_.forget(); // as open() did before", "// as open() did before",
         "join/failure.test.cpp", "with look-ahead peers are told of no failure*",
     ),
     Mutation(
@@ -3100,7 +3100,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-rank-that-cannot-connect-by-gloo-says-nothing", "communicator/gloo/detail/rank.hpp",
-        "        } catch (CommunicationError const& error) { // there is no thread that connects\n"
+        "        } catch (CommunicationError const& error) { // there is no thread to connect, or to work\n"
         "            fail({FailureKind::communication, {}, blame(error.what())});\n", "",
         "communicator/gloo/failure.test.cpp", "*cannot start a thread to connect*",
     ),

@@ -1819,18 +1819,18 @@ public:
             );
             lane_.emplace(*mesh_);
             messages_.emplace(*mesh_);
-        } catch (CommunicationError const& error) { // there is no thread that connects
+            control_.barrier();
+            control_.set_deadline(options_.deadline);
+            static_cast<void>(worker_.emplace(
+                concat("the thread of rank ", rank(), "'s collectives by Gloo"), [this] { work(); }
+            ));
+        } catch (CommunicationError const& error) { // there is no thread to connect, or to work
             fail({FailureKind::communication, {}, blame(error.what())});
         } catch (Error const&) {
             throw;
         } catch (std::exception const& error) {
             fail({FailureKind::communication, {}, blame(error.what())});
         }
-        control_.barrier();
-        control_.set_deadline(options_.deadline);
-        static_cast<void>(worker_.emplace(
-            concat("the thread of rank ", rank(), "'s collectives by Gloo"), [this] { work(); }
-        ));
     }
     GlooRank(GlooRank const&) = delete;
     GlooRank& operator=(GlooRank const&) = delete;

@@ -9663,7 +9663,7 @@ public:
     [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
 
     bool keep_alive() override {
-        if constexpr (requires { comm_.renew_deadline(); }) { // whether it did anything
+        if constexpr (requires { bool{comm_.renew_deadline()}; }) { // whether it did anything
             return comm_.renew_deadline();
         } else if constexpr (RenewsDeadline<Comm>) {
             comm_.keep_alive();
@@ -10427,8 +10427,9 @@ class OptionalCount : public std::optional<std::uint64_t> {
     using Base = std::optional<std::uint64_t>;
 
 public:
-    constexpr OptionalCount(Base const& count = {}) noexcept : Base{count} {} // NOLINT
-    constexpr OptionalCount(std::nullopt_t) noexcept {}                       // NOLINT
+    template <std::integral T>
+    constexpr OptionalCount(std::optional<T> const& count) noexcept : Base{count} {} // NOLINT
+    constexpr OptionalCount(std::nullopt_t = std::nullopt) noexcept {}               // NOLINT
     template <class T>
         requires std::is_arithmetic_v<T>
     constexpr OptionalCount(T count) noexcept // NOLINT(google-explicit-constructor)
@@ -13045,6 +13046,7 @@ private:
     [[gnu::cold]] Round answer_in_group(std::size_t position);
 
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener);
+    [[noreturn]] void refuse_late(Opening opening, std::size_t opener) const;
 
     void begin_part(std::size_t position, RoundNotice const& notice);
 
@@ -13305,7 +13307,9 @@ Session::next(bool have_input, RoundNotice const& notice, Opening opening) {
         throw_violation("a loop with look-ahead has already announced this rank's next round; run "
                         "one such loop in a guard, and no next() beside it");
     }
-    outcome_.forget(); // also where look-ahead has opened the round in the one before
+    if (is_ahead_) {
+        outcome_.forget(); // as open() did before the round in which it opened this one
+    }
     opened_ = is_ahead_ ? std::exchange(ahead_, {}) : open(notice, opening, 0);
     is_ahead_ = false;
     hear_verdict();
@@ -13412,13 +13416,17 @@ JOINABLE_DEFINITION void Session::fail_at_once() noexcept {
     }
 }
 
+JOINABLE_DEFINITION void Session::refuse_late(Opening opening, std::size_t opener) const {
+    throw_violation(concat(
+        opening == Opening::notification ? turns_.call(opener) : "next() was called",
+        " in a post hook, after the last round of the guard; open rounds before finish()"
+    ));
+}
+
 JOINABLE_DEFINITION Announcement
 Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
     if (has_ended_) { // the others may be in the closing roll call
-        throw_violation(concat(
-            opening == Opening::notification ? turns_.call(opener) : "next() was called",
-            " in a post hook, after the last round of the guard; open rounds before finish()"
-        ));
+        refuse_late(opening, opener);
     }
     outcome_.forget(); // a failure before this round was handled
     Announcement const announcement{rounds_.completed(notice), opening, opener};
@@ -15156,11 +15164,13 @@ public:
 
     bool next(bool have_input, RoundNotice const& notice, Opening opening);
     void announce_ahead(std::optional<RoundNotice> const& notice);
-    /// Calls f(), which reads an input or opens a round, so exceptions before were handled. One that
-    /// it throws will leave the guard, and peers see its text.
+    /// Calls f(), which reads an input or opens a round, so exceptions before were handled, unless
+    /// this is in a handler. One that it throws will leave the guard, and peers see its text.
     template <class F>
     decltype(auto) recorded(F const& f) {
-        session_.forget_failure();
+        if (!std::current_exception()) {
+            session_.forget_failure();
+        }
         return session_.recorded(f);
     }
 

@@ -297,7 +297,7 @@ public:
     }
     /// The same for callers that can do without: whether all of them have.
     bool renew_deadline()
-        requires requires(Comm& comm) { comm.renew_deadline(); }
+        requires requires(Comm& comm) { bool{comm.renew_deadline()}; }
     {
         bool have_all = true;
         for (Comm* const comm : communicators_) {

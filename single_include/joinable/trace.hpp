@@ -372,7 +372,8 @@ inline std::size_t bytes_of_character(std::string_view text) noexcept {
         (first == 0xe0U && second < 0xa0U) || (first == 0xf0U && second < 0x90U);
     bool const is_surrogate = first == 0xedU && second >= 0xa0U;
     bool const is_above_all = first == 0xf4U && second >= 0x90U;
-    return is_longer_than_needed || is_surrogate || is_above_all ? 0 : bytes;
+    bool const is_none_of_xml = first == 0xefU && second == 0xbfU && byte(2) >= 0xbeU;
+    return is_longer_than_needed || is_surrogate || is_above_all || is_none_of_xml ? 0 : bytes;
 }
 
 JOINABLE_DEFINITION std::string as_utf8(std::string_view text) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: torch::Optimizer: the factory returns a class derived from this one's, whose own step() would be lost; name that class here, or make an Optimizer of its own
+// EXPECT: torch::Optimizer: this factory does not return the class of this Optimizer, and what another one adds, as its own step(), would be lost; make an Optimizer of that class
 #include <utility>
 #include <vector>
 

@@ -132,7 +132,7 @@ public:
     [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
 
     bool keep_alive() override {
-        if constexpr (requires { comm_.renew_deadline(); }) { // whether it did anything
+        if constexpr (requires { bool{comm_.renew_deadline()}; }) { // whether it did anything
             return comm_.renew_deadline();
         } else if constexpr (RenewsDeadline<Comm>) {
             comm_.keep_alive();

@@ -278,8 +278,8 @@ public:
     explicit TorchLocalOptimizer(Made factory) : factory_{std::move(factory)} {
         static_assert(
             std::is_same_v<typename TorchMadeBy<Made>::type, O>,
-            "torch::Optimizer: the factory returns a class derived from this one's, whose own step() would be lost; "
-            "name that class here, or make an Optimizer of its own"
+            "torch::Optimizer: this factory does not return the class of this Optimizer, and what another one adds, as its own "
+            "step(), would be lost; make an Optimizer of that class"
         );
     }
 
@@ -293,27 +293,28 @@ public:
         }
         optimizer_.reset(new O(factory_(tensors))); // may be what cannot be moved
         auto const& groups = optimizer_->param_groups();
-        std::size_t count = 0;
-        std::size_t given = 0;
+        std::vector<at::Tensor> members;
         for (auto const& group : groups) {
-            for (at::Tensor const& one : group.params()) {
-                ++count;
-                given += std::any_of(tensors.begin(), tensors.end(), [&](at::Tensor const& tensor) {
-                    return tensor.is_same(one);
-                });
-            }
+            members.insert(members.end(), group.params().begin(), group.params().end());
         }
-        if (groups.size() != 1 || count != own.size() || given != count) {
+        auto const stepped =
+            std::count_if(tensors.begin(), tensors.end(), [&](at::Tensor const& tensor) {
+                return std::any_of(members.begin(), members.end(), [&](at::Tensor const& one) {
+                    return one.is_same(tensor);
+                });
+            });
+        if (groups.size() != 1 || members.size() != own.size() ||
+            static_cast<std::size_t>(stepped) != own.size()) {
             throw ContractViolation{concat(
                 "torch::Optimizer: the factory was given ",
                 own.size(),
                 " tensors and made an optimizer of ",
-                given,
-                " of them and ",
-                count - given,
-                " others in ",
+                members.size(),
+                " in ",
                 groups.size(),
-                " groups; give that of all of them in one group, and call add_parameter_group() for further ones"
+                " groups, with ",
+                stepped,
+                " of those given; give that of all of them in one group, and call add_parameter_group() for further ones"
             )};
         }
         factory_ = nullptr;

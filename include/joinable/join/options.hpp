@@ -33,8 +33,9 @@ class OptionalCount : public std::optional<std::uint64_t> {
     using Base = std::optional<std::uint64_t>;
 
 public:
-    constexpr OptionalCount(Base const& count = {}) noexcept : Base{count} {} // NOLINT
-    constexpr OptionalCount(std::nullopt_t) noexcept {}                       // NOLINT
+    template <std::integral T>
+    constexpr OptionalCount(std::optional<T> const& count) noexcept : Base{count} {} // NOLINT
+    constexpr OptionalCount(std::nullopt_t = std::nullopt) noexcept {}               // NOLINT
     template <class T>
         requires std::is_arithmetic_v<T>
     constexpr OptionalCount(T count) noexcept // NOLINT(google-explicit-constructor)

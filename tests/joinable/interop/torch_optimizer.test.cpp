@@ -319,7 +319,7 @@ TEST_CASE("a factory that leaves aside the tensors it is given is refused, with 
         } catch (joinable::ContractViolation const& error) {
             text = error.what();
         }
-        CHECK(text.find("made an optimizer of 0 of them and ") != std::string::npos);
+        CHECK(text.find(" in 1 groups, with 0 of those given") != std::string::npos);
     });
 }
 

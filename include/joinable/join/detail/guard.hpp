@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -36,11 +37,13 @@ public:
 
     bool next(bool have_input, RoundNotice const& notice, Opening opening);
     void announce_ahead(std::optional<RoundNotice> const& notice);
-    /// Calls f(), which reads an input or opens a round, so exceptions before were handled. One that
-    /// it throws will leave the guard, and peers see its text.
+    /// Calls f(), which reads an input or opens a round, so exceptions before were handled, unless
+    /// this is in a handler. One that it throws will leave the guard, and peers see its text.
     template <class F>
     decltype(auto) recorded(F const& f) {
-        session_.forget_failure();
+        if (!std::current_exception()) {
+            session_.forget_failure();
+        }
         return session_.recorded(f);
     }
 

@@ -209,6 +209,7 @@ private:
     [[gnu::cold]] Round answer_in_group(std::size_t position);
 
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener);
+    [[noreturn]] void refuse_late(Opening opening, std::size_t opener) const;
 
     void begin_part(std::size_t position, RoundNotice const& notice);
 

@@ -150,7 +150,9 @@ Session::next(bool have_input, RoundNotice const& notice, Opening opening) {
         throw_violation("a loop with look-ahead has already announced this rank's next round; run "
                         "one such loop in a guard, and no next() beside it");
     }
-    outcome_.forget(); // also where look-ahead has opened the round in the one before
+    if (is_ahead_) {
+        outcome_.forget(); // as open() did before the round in which it opened this one
+    }
     opened_ = is_ahead_ ? std::exchange(ahead_, {}) : open(notice, opening, 0);
     is_ahead_ = false;
     hear_verdict();
@@ -257,13 +259,17 @@ JOINABLE_DEFINITION void Session::fail_at_once() noexcept {
     }
 }
 
+JOINABLE_DEFINITION void Session::refuse_late(Opening opening, std::size_t opener) const {
+    throw_violation(concat(
+        opening == Opening::notification ? turns_.call(opener) : "next() was called",
+        " in a post hook, after the last round of the guard; open rounds before finish()"
+    ));
+}
+
 JOINABLE_DEFINITION Announcement
 Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
     if (has_ended_) { // the others may be in the closing roll call
-        throw_violation(concat(
-            opening == Opening::notification ? turns_.call(opener) : "next() was called",
-            " in a post hook, after the last round of the guard; open rounds before finish()"
-        ));
+        refuse_late(opening, opener);
     }
     outcome_.forget(); // a failure before this round was handled
     Announcement const announcement{rounds_.completed(notice), opening, opener};

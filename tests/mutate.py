@@ -517,6 +517,11 @@ MUTATIONS = [
         "join/failure.test.cpp", "what ended a guard*",
     ),
     Mutation(
+        "reading-in-a-handler-forgets-its-failure", "join/detail/guard.hpp",
+        "if (!std::current_exception()) {", "if (true) {",
+        "join/guarded_range.test.cpp", "a handler that reads its element again*",
+    ),
+    Mutation(
         "rounds-open-in-post-hooks", "join/detail/impl/session.ipp",
         "if (has_ended_) { // the others", "if (false) { // the others",
         "join/failure.test.cpp", "a round in a post hook*",

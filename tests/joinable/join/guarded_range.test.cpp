@@ -317,6 +317,38 @@ TEST_CASE("what a range throws when it is read leaves the guard with its text") 
     }
 }
 
+TEST_CASE("a handler that reads its element again keeps the text that peers see") {
+    over_ranks({2, 3}, [](RankCommunicator& comm) {
+        AllReducer reducer{comm};
+        joinable::Step step{comm, [&] {
+                                if (comm.rank() == 1) {
+                                    throw std::runtime_error{"bad sample"};
+                                }
+                            }};
+        int failed = -1;
+        std::string text;
+        try {
+            Join guard{participants(reducer, step)};
+            std::vector<int> const inputs{7, 8};
+            auto range = guard.iterate(inputs);
+            for (auto input = range.begin(); input != range.end(); ++input) {
+                reducer();
+                try {
+                    step.step();
+                } catch (std::exception const&) {
+                    failed = *input;
+                    throw;
+                }
+            }
+            guard.finish();
+        } catch (std::exception const& error) {
+            text = error.what();
+        }
+        CHECK(failed == (comm.rank() == 1 ? 7 : -1));
+        CHECK(text == (comm.rank() == 1 ? "bad sample" : "rank 1 failed: bad sample"));
+    });
+}
+
 TEST_CASE("a guard that is not enabled runs a loop with look-ahead alone") {
     over_ranks({2}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};

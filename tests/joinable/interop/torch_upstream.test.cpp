@@ -82,24 +82,11 @@ using joinable::ContractViolation;
 using joinable::DataParallelOptions;
 using joinable::ThreadCommunicator;
 using joinable_tests::run_ranks;
+using joinable_tests::small_net::fill;
+using joinable_tests::small_net::numbers;
 using joinable_tests::small_net::refusal;
 using joinable_tests::small_net::RunsBlockAgain;
 using torch::Tensor;
-
-/// Numbers between -0.5 and 0.5.
-Tensor numbers(at::IntArrayRef extents, double shift) {
-    Tensor const all = torch::zeros(extents, torch::kDouble);
-    Tensor const flat = all.view({-1});
-    flat.copy_(torch::sin(torch::arange(flat.numel(), torch::kDouble) * 0.7 + shift) * 0.5);
-    return all;
-}
-void fill(torch::nn::Module const& module) {
-    torch::NoGradGuard const no_graph;
-    double shift = 0;
-    for (Tensor const& parameter : module.parameters()) {
-        parameter.copy_(numbers(parameter.sizes(), ++shift));
-    }
-}
 
 /// The gradients of the mean of `loss(rank)` over the ranks, which one process computes by its own module.
 std::vector<Tensor>

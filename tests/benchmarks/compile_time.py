@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSL-1.0
 """What it costs to compile a file that includes the library, beside other libraries' headers.
 
-  python3 tests/benchmarks/compile_time.py [--rounds N] [--before FOLDER] [--compilers g++ clang++-19] [--only TEXT]
+  python3 tests/benchmarks/compile_time.py [--rounds N] [--before FOLDER] [--compilers g++ clang++-19] [--only REGEX]
 
 Compiles one file after the other, N rounds of all, and prints a Markdown table per compiler: median
 seconds of CPU (user and system), MiB at most, bytes of the object. The files: a trainer
@@ -10,7 +10,7 @@ seconds of CPU (user and system), MiB at most, bytes of the object. The files: a
 library once, and the source file of such a program; the standard headers that join.hpp includes; Eigen, range-v3 and
 libtorch, where they are installed; a trainer of libtorch (compile_time/torch_trainer.cpp) alone and over ranks; the
 header of an engine without and with its adapter. --before names another include/ folder of this library, to compare
-with; --only leaves out files whose row does not contain that text.
+with; --only leaves out files in whose row that regular expression finds nothing.
 """
 import argparse
 import importlib.util
@@ -65,7 +65,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--before", type=pathlib.Path, help="include/ of another version of the library")
     parser.add_argument("--compilers", nargs="+", default=["g++", "clang++-19"])
-    parser.add_argument("--only", default="", help="text that the rows to measure contain, as 'adapter'")
+    parser.add_argument("--only", default="", help="what the rows to measure have, as 'adapter'")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         def file(name, text):
@@ -105,7 +105,7 @@ def main():
                 (f"`{header}` without its adapter", includes, file(f"{name}_alone", own)),
                 (f"`{header}` with its adapter", includes, file(f"{name}_adapter", own + adapter)),
             ]
-        rows = [row for row in rows if arguments.only in row[0]]
+        rows = [row for row in rows if re.search(arguments.only, row[0])]
         for compiler in arguments.compilers:
             measured = {row[0]: [] for row in rows}
             for _ in range(arguments.rounds):

@@ -502,11 +502,15 @@ TEST_CASE("where average() cannot average the values of one rank, the others hea
         auto params = make_params<double>({2, 3}, 1.0);
         PeriodicAverage average{comm, params, {.period = 4}};
         average.step();
+        auto const run = [&] {
+            comm.barrier(); // else others may hear it before their constructor returns
+            average.average();
+        };
         if (comm.rank() == culprit) {
             params[1].value.resize(7);
-            CHECK_THROWS_AS(average.average(), joinable::ContractViolation);
+            CHECK_THROWS_AS(run(), joinable::ContractViolation);
         } else {
-            auto const error = thrown_by<joinable::PeerFailed>([&] { average.average(); });
+            auto const error = thrown_by<joinable::PeerFailed>(run);
             CHECK(error.rank() == culprit);
             std::string const text = error.what();
             CHECK(text.find("parameter 1 is f64 (7) now, but was f64 (3)") != std::string::npos);
@@ -540,6 +544,7 @@ TEST_CASE(
                 guard.finish();
             };
             auto const run = [&] {
+                comm.barrier(); // else others may hear it before their constructor returns
                 train();
                 average.average();
             };

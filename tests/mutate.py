@@ -528,8 +528,18 @@ MUTATIONS = [
     ),
     Mutation(
         "a-pass-that-is-run-again-is-a-round", "join/detail/local_rounds.hpp",
-        "!is_reduced_ && syncs(*opened_)) {", "false) {",
+        "if (opens && is_again) {", "if (false) {",
         "participant/window.test.cpp", "*a pass that is run again*",
+    ),
+    Mutation(
+        "a-second-model-that-runs-again-opens-a-round", "join/detail/local_rounds.hpp",
+        "bool const is_kept = is_again &&", "bool const is_kept = false &&",
+        "participant/window.test.cpp", "*a second model runs its pass again*",
+    ),
+    Mutation(
+        "refused-passes-take-rounds-back", "join/detail/local_rounds.hpp",
+        "opened_.reset(); // once, also if it is refused", "",
+        "participant/window.test.cpp", "*a pass that is refused is not a round*",
     ),
     Mutation(
         "rounds-without-the-first-participant-are-not-counted", "join/detail/local_rounds.hpp",

@@ -12013,6 +12013,7 @@ public:
     explicit TurnOrder(std::vector<ParticipantInfo> participants)
         : participants_{std::move(participants)} {}
 
+    [[nodiscard]] std::size_t size() const noexcept { return participants_.size(); }
     [[nodiscard]] std::string name(std::size_t position) const;
     /// The name and what it called.
     [[nodiscard]] std::string call(std::size_t position) const;
@@ -12020,15 +12021,12 @@ public:
     /// Whether a participant steps the model, on joined ranks too.
     [[nodiscard]] bool steps_joined_ranks() const noexcept {
         auto const any = [this](bool ParticipantInfo::* fact) {
-            return std::any_of(participants_.begin(), participants_.end(), [&](auto const& info) {
-                return info.*fact;
-            });
+            return std::any_of(participants_.begin(), participants_.end(), std::mem_fn(fact));
         };
         return any(&ParticipantInfo::steps) && !any(&ParticipantInfo::leaves_local);
     }
     [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
-        auto* const asks = participants_[position].takes_part;
-        return asks == nullptr || asks(round);
+        return sees_all(position) || participants_[position].takes_part(round);
     }
     [[nodiscard]] bool sees_all(std::size_t position) const noexcept {
         return participants_[position].takes_part == nullptr;
@@ -12252,11 +12250,15 @@ public:
     /// later ones follow; a notice that does not repeat the opener's is for its participant alone.
     /// @throws ContractViolation  it takes no part in the round; see Window::require_continued.
     [[nodiscard]] RoundNotice announce(std::size_t position, RoundNotice const& notice) {
-        bool const is_next = position < next_position_ || begins_another(position, notice);
+        bool const is_again = opened_ && unreduced_[position];             // its pass is made anew
+        bool const is_kept = is_again && turns_.first(round_) != position; // in that round
+        bool const is_next =
+            (position < next_position_ && !is_kept) || begins_another(position, notice);
         bool const opens = !opened_ || (!loop_opens_rounds_ && is_next);
-        if (opens && opened_ && opener_ == position && !is_reduced_ && syncs(*opened_)) {
-            --rounds_; // it opens this round anew
+        if (opens && is_again) {
+            --rounds_; // the round, too
             --training_rounds_;
+            opened_.reset(); // once, also if it is refused
         }
         RoundNotice const own = opens ? completed(notice, options_, training_rounds_)
                                 : repeats(notice, *opened_) ? *opened_
@@ -12264,9 +12266,9 @@ public:
         turns_.require_part(position, round_of(world_size_, own, {}, rounds_ - (opens ? 0 : 1)));
         if (opens) {
             count(notice);
-            opener_ = position;
         }
         next_position_ = position + 1;
+        unreduced_[position] = syncs(own);
         return own;
     }
     /// The open round of a participant that announced `notice` and holds `window`.
@@ -12290,9 +12292,9 @@ public:
     [[nodiscard]] Window const& window() const noexcept { return window_; }
     /// The batches that the open round reduces, if it syncs.
     [[nodiscard]] Window const& reduced() const noexcept { return reduced_; }
-    void end_window() noexcept {
+    void end_window(std::size_t position) noexcept {
         window_ = {};
-        is_reduced_ = true;
+        unreduced_[position] = false;
     }
     /// See Window::clear. The batch of the open round is yet to come if the participant at `position` has not
     /// announced it.
@@ -12329,7 +12331,7 @@ private:
         opened_ = notice;
         next_position_ = 0;
         reduced_ = window_;
-        is_reduced_ = false;
+        unreduced_.assign(turns_.size(), false);
         ++rounds_;
         round_ = round_of(world_size_, notice, reduced_);
         training_rounds_ += notice.phase == Phase::train ? 1 : 0;
@@ -12344,8 +12346,8 @@ private:
     std::optional<RoundNotice> opened_; ///< by which round_ was opened
     Round round_;
     bool loop_opens_rounds_ = false;
-    std::size_t opener_ = 0;        ///< the participant that opened it
-    bool is_reduced_ = false;       ///< its gradients, if it syncs
+    std::vector<bool>
+        unreduced_; ///< by position: announced in this round, with gradients to reduce
     std::size_t next_position_ = 0; ///< after the participant that announced last in this round
     std::size_t rounds_ = 0;
     std::size_t training_rounds_ = 0;
@@ -13985,7 +13987,7 @@ private:
             }
         }
         if (ends && local_rounds_ != nullptr) {
-            local_rounds_->end_window();
+            local_rounds_->end_window(position_);
         }
         return round;
     }
@@ -14054,7 +14056,7 @@ public:
     void end() noexcept {
         stop_looking();
         if (state_.local_rounds_ != nullptr) {
-            state_.local_rounds_->end_window();
+            state_.local_rounds_->end_window(state_.position_);
         }
         state_.window_ = {};
     }

@@ -100,7 +100,7 @@ private:
             }
         }
         if (ends && local_rounds_ != nullptr) {
-            local_rounds_->end_window();
+            local_rounds_->end_window(position_);
         }
         return round;
     }
@@ -169,7 +169,7 @@ public:
     void end() noexcept {
         stop_looking();
         if (state_.local_rounds_ != nullptr) {
-            state_.local_rounds_->end_window();
+            state_.local_rounds_->end_window(state_.position_);
         }
         state_.window_ = {};
     }

@@ -1119,6 +1119,52 @@ TEST_CASE("in a guard that is not enabled a pass that is run again belongs to th
     });
 }
 
+TEST_CASE("in a guard that is not enabled a second model runs its pass again in the same round") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        Params of_a = make_params<double>({1});
+        Params of_b = make_params<double>({1});
+        auto const options = joinable::DataParallelOptions{.gradient_kind = GradientKind::sum};
+        DistributedDataParallel a{comm, of_a, options};
+        DistributedDataParallel b{comm, of_b, options};
+        Join guard{participants(a, b), {.enable = false, .weight_per_input = 2, .sync_every = 2}};
+        for (int batch = 0; batch < 4; ++batch) {
+            if (batch % 2 == 0) {
+                of_a[0].g(0) = of_b[0].g(0) = 0;
+            }
+            train(a, of_a, 2);
+            if (batch % 2 == 1 && comm.rank() == 0) {
+                auto const fails = [] { throw std::runtime_error{"a bad sample"}; };
+                CHECK_THROWS_AS(b.forward(fails), std::runtime_error);
+            }
+            train(b, of_b, 2);
+            CHECK(of_a[0].g(0) == (batch % 2 == 0 ? 2 : 1));
+            CHECK(of_b[0].g(0) == (batch % 2 == 0 ? 2 : 1));
+        }
+        CHECK(guard.finish().own_rounds == 4);
+    });
+}
+
+TEST_CASE("in a guard that is not enabled a pass that is refused is not a round, however often") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        Params params = make_params<double>({1});
+        DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+        Join guard{participants(ddp), {.enable = false, .weight_per_input = 2, .sync_every = 2}};
+        params[0].g(0) = 0;
+        train(ddp, params, 2);
+        if (comm.rank() == 0) {
+            auto const fails = [] { throw std::runtime_error{"a bad sample"}; };
+            CHECK_THROWS_AS(ddp.forward(fails), std::runtime_error);
+            RoundNotice const too_heavy{.weight = ~std::uint64_t{0}};
+            for (int attempt = 0; attempt < 3; ++attempt) {
+                CHECK_THROWS_AS(ddp.forward([] {}, too_heavy), joinable::ContractViolation);
+            }
+        }
+        train(ddp, params, 2);
+        CHECK(params[0].g(0) == 1);
+        CHECK(guard.finish().own_rounds == 2);
+    });
+}
+
 TEST_CASE("in a guard that is not enabled each model counts what it says itself") {
     over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         Params of_a = make_params<double>({1});

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include <joinable/join/detail/turn_order.hpp>
 #include <joinable/join/detail/window.hpp>
@@ -38,11 +39,15 @@ public:
     /// later ones follow; a notice that does not repeat the opener's is for its participant alone.
     /// @throws ContractViolation  it takes no part in the round; see Window::require_continued.
     [[nodiscard]] RoundNotice announce(std::size_t position, RoundNotice const& notice) {
-        bool const is_next = position < next_position_ || begins_another(position, notice);
+        bool const is_again = opened_ && unreduced_[position];             // its pass is made anew
+        bool const is_kept = is_again && turns_.first(round_) != position; // in that round
+        bool const is_next =
+            (position < next_position_ && !is_kept) || begins_another(position, notice);
         bool const opens = !opened_ || (!loop_opens_rounds_ && is_next);
-        if (opens && opened_ && opener_ == position && !is_reduced_ && syncs(*opened_)) {
-            --rounds_; // it opens this round anew
+        if (opens && is_again) {
+            --rounds_; // the round, too
             --training_rounds_;
+            opened_.reset(); // once, also if it is refused
         }
         RoundNotice const own = opens ? completed(notice, options_, training_rounds_)
                                 : repeats(notice, *opened_) ? *opened_
@@ -50,9 +55,9 @@ public:
         turns_.require_part(position, round_of(world_size_, own, {}, rounds_ - (opens ? 0 : 1)));
         if (opens) {
             count(notice);
-            opener_ = position;
         }
         next_position_ = position + 1;
+        unreduced_[position] = syncs(own);
         return own;
     }
     /// The open round of a participant that announced `notice` and holds `window`.
@@ -76,9 +81,9 @@ public:
     [[nodiscard]] Window const& window() const noexcept { return window_; }
     /// The batches that the open round reduces, if it syncs.
     [[nodiscard]] Window const& reduced() const noexcept { return reduced_; }
-    void end_window() noexcept {
+    void end_window(std::size_t position) noexcept {
         window_ = {};
-        is_reduced_ = true;
+        unreduced_[position] = false;
     }
     /// See Window::clear. The batch of the open round is yet to come if the participant at `position` has not
     /// announced it.
@@ -115,7 +120,7 @@ private:
         opened_ = notice;
         next_position_ = 0;
         reduced_ = window_;
-        is_reduced_ = false;
+        unreduced_.assign(turns_.size(), false);
         ++rounds_;
         round_ = round_of(world_size_, notice, reduced_);
         training_rounds_ += notice.phase == Phase::train ? 1 : 0;
@@ -130,8 +135,8 @@ private:
     std::optional<RoundNotice> opened_; ///< by which round_ was opened
     Round round_;
     bool loop_opens_rounds_ = false;
-    std::size_t opener_ = 0;        ///< the participant that opened it
-    bool is_reduced_ = false;       ///< its gradients, if it syncs
+    std::vector<bool>
+        unreduced_; ///< by position: announced in this round, with gradients to reduce
     std::size_t next_position_ = 0; ///< after the participant that announced last in this round
     std::size_t rounds_ = 0;
     std::size_t training_rounds_ = 0;

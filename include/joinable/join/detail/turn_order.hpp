@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -38,6 +39,7 @@ public:
     explicit TurnOrder(std::vector<ParticipantInfo> participants)
         : participants_{std::move(participants)} {}
 
+    [[nodiscard]] std::size_t size() const noexcept { return participants_.size(); }
     [[nodiscard]] std::string name(std::size_t position) const;
     /// The name and what it called.
     [[nodiscard]] std::string call(std::size_t position) const;
@@ -45,15 +47,12 @@ public:
     /// Whether a participant steps the model, on joined ranks too.
     [[nodiscard]] bool steps_joined_ranks() const noexcept {
         auto const any = [this](bool ParticipantInfo::* fact) {
-            return std::any_of(participants_.begin(), participants_.end(), [&](auto const& info) {
-                return info.*fact;
-            });
+            return std::any_of(participants_.begin(), participants_.end(), std::mem_fn(fact));
         };
         return any(&ParticipantInfo::steps) && !any(&ParticipantInfo::leaves_local);
     }
     [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
-        auto* const asks = participants_[position].takes_part;
-        return asks == nullptr || asks(round);
+        return sees_all(position) || participants_[position].takes_part(round);
     }
     [[nodiscard]] bool sees_all(std::size_t position) const noexcept {
         return participants_[position].takes_part == nullptr;

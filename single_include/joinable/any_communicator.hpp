@@ -278,7 +278,10 @@ public:
         size_ = size;
         has_tables_ = false;
         auto const mine = own.words();
-        words_.assign(mine.size() * static_cast<std::size_t>(size), 0);
+        bool const has_pairs = own.has_counts && own.collective != Collective::gather &&
+                               own.collective != Collective::scatter;
+        words_.reserve(2 * as_index(size) * (has_pairs ? as_index(size) : 1)); // for go_on(), too
+        words_.assign(mine.size() * as_index(size), 0);
         std::copy(mine.begin(), mine.end(), words_.data() + mine.size() * as_index(rank));
     }
     /// Goes on to the tables of the same collective. False if it has none, or they were compared.

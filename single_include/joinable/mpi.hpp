@@ -102,7 +102,10 @@ public:
         size_ = size;
         has_tables_ = false;
         auto const mine = own.words();
-        words_.assign(mine.size() * static_cast<std::size_t>(size), 0);
+        bool const has_pairs = own.has_counts && own.collective != Collective::gather &&
+                               own.collective != Collective::scatter;
+        words_.reserve(2 * as_index(size) * (has_pairs ? as_index(size) : 1)); // for go_on(), too
+        words_.assign(mine.size() * as_index(size), 0);
         std::copy(mine.begin(), mine.end(), words_.data() + mine.size() * as_index(rank));
     }
     /// Goes on to the tables of the same collective. False if it has none, or they were compared.
@@ -661,6 +664,14 @@ struct MpiTables {
     std::vector<MPI_Datatype> types;
     std::vector<MPI_Datatype> made; ///< those of `types` that must be freed
 
+    /// After that the tables get so many elements without allocating.
+    void reserve(std::size_t most_requests, std::size_t most_parts, std::size_t most_made) {
+        requests.reserve(most_requests);
+        counts.reserve(most_parts);
+        places.reserve(most_parts);
+        types.reserve(most_parts);
+        made.reserve(most_made);
+    }
     void clear() noexcept {
         for (MPI_Datatype& type : made) {
             static_cast<void>(MPI_Type_free(&type));
@@ -691,6 +702,18 @@ public:
     MpiCalls(MPI_Comm comm, int rank, int size, MpiLimits limits)
         : comm_{comm}, rank_{rank}, size_{size}, most_{limits.most} {}
 
+    /// Reserves all that start() needs, and one request for a comparison before it.
+    void reserve(MpiTransfer const& transfer, MpiTables& tables) const {
+        std::size_t requests = 1 + transfer.signature.count / most_;
+        std::size_t parts = 0;
+        if (has_parts(transfer.signature.collective)) {
+            parts = 2 * static_cast<std::size_t>(size_); // sent and received ones
+            for (int rank = 0; rank < size_; ++rank) {
+                requests += 1 + transfer.sends[rank] / most_;
+            }
+        }
+        tables.reserve(requests, parts, parts);
+    }
     void start(MpiTransfer const& transfer, MpiTables& tables) const {
         switch (transfer.signature.collective) {
         case Collective::all_reduce:
@@ -712,6 +735,9 @@ public:
     }
 
 private:
+    [[nodiscard]] static bool has_parts(Collective collective) noexcept {
+        return !is_one_buffer(collective) && collective != Collective::barrier;
+    }
     [[nodiscard]] static MPI_Request& add_to(MpiTables& tables) {
         return tables.requests.emplace_back(MPI_REQUEST_NULL);
     }
@@ -1057,8 +1083,8 @@ public:
     MpiMemory(MpiMemory const&) = delete;
     MpiMemory& operator=(MpiMemory const&) = delete;
     ~MpiMemory() {
-        for (auto const& blocks : free_) {
-            for (std::byte* const block : blocks) {
+        for (Blocks const& blocks : blocks_) {
+            for (std::byte* const block : blocks.free) {
                 ::operator delete(block);
             }
         }
@@ -1067,16 +1093,22 @@ public:
     /// A block for an operation in flight. Blocks are reused, so repeating a size allocates
     /// nothing.
     [[nodiscard]] std::byte* take(std::size_t bytes) {
-        auto& blocks = free_[class_of(bytes)];
-        if (blocks.empty()) {
-            return static_cast<std::byte*>(::operator new(std::size_t{1} << class_of(bytes)));
+        auto& [free, count] = blocks_[class_of(bytes)];
+        if (free.empty()) {
+            free.reserve(count + 1);
+            auto* const made =
+                static_cast<std::byte*>(::operator new(std::size_t{1} << class_of(bytes)));
+            ++count;
+            return made;
         }
-        std::byte* const block = blocks.back();
-        blocks.pop_back();
+        std::byte* const block = free.back();
+        free.pop_back();
         return block;
     }
     /// `bytes` is the size given to take().
-    void give_back(std::byte* block, std::size_t bytes) { free_[class_of(bytes)].push_back(block); }
+    void give_back(std::byte* block, std::size_t bytes) noexcept {
+        blocks_[class_of(bytes)].free.push_back(block); // has room
+    }
 
     /// Whether MPI may use the buffer directly.
     [[nodiscard]] bool has(ConstBuffer buffer) const noexcept {
@@ -1115,6 +1147,12 @@ public:
     }
 
 private:
+    /// Those of one size.
+    struct Blocks {
+        std::vector<std::byte*> free;
+        std::size_t count = 0; ///< of all, also of those that are not free
+    };
+
     /// Sizes are rounded up to a power of two, so that a few blocks serve many sizes.
     [[nodiscard]] static std::size_t class_of(std::size_t bytes) noexcept {
         constexpr std::size_t least = 64;
@@ -1136,10 +1174,10 @@ private:
         memory.arenas_.erase(found);
     }
 
-    std::shared_ptr<MpiLock> lock_;                ///< the rank's
-    std::array<std::vector<std::byte*>, 65> free_; ///< by the logarithm of their size
-    std::vector<Arena> arenas_;                    ///< the memory of the callers' arenas
-    std::vector<Arena> held_;                      ///< of callers' arenas that were destroyed
+    std::shared_ptr<MpiLock> lock_; ///< the rank's
+    std::array<Blocks, 65> blocks_; ///< by the logarithm of their size
+    std::vector<Arena> arenas_;     ///< the memory of the callers' arenas
+    std::vector<Arena> held_;       ///< of callers' arenas that were destroyed
     bool is_held_ = false;
 };
 
@@ -1655,7 +1693,7 @@ struct MpiOperation {
         state = State::complete;
     }
     /// Gives back the memory. @pre MPI has finished with it
-    void give_back(MpiMemory& memory) {
+    void give_back(MpiMemory& memory) noexcept {
         tables.clear();
         for (Block* const block : {&in_, &out_}) {
             if (block->data != nullptr) {
@@ -1711,14 +1749,15 @@ public:
 
     [[nodiscard]] MpiOperation& next() {
         if (free_.empty()) {
+            free_.reserve(all_.size() + 1);
             all_.push_back(std::make_unique<MpiOperation>());
             all_.back()->ranks = ranks_;
-            free_.reserve(all_.size());
             return *all_.back();
         }
         MpiOperation& operation = *free_.back();
         free_.pop_back();
         operation.called = {};
+        operation.comparison.end();
         operation.peer = -1;
         operation.polled = {};
         operation.question = {};
@@ -2306,14 +2345,14 @@ public:
     [[nodiscard]] std::uint64_t posted() const noexcept { return posted_; }
 
     [[nodiscard]] MpiOperation& post(Request const& request, MpiOptions const& options) {
-        MpiOperation& operation = operations_.next();
-        operation.prepare(request, *memory_, options.wide);
-        operation.tables.requests.reserve(1);
-        if (options.check) {
-            operation.comparison.begin(operation.signature(), rank_, size_);
-        }
-        open_.push_back(&operation);
-        operation.number = posted_++; // a collective for which there was no memory does not count
+        MpiOperation& operation = opened([&](MpiOperation& made) {
+            made.prepare(request, *memory_, options.wide);
+            calls_.reserve(made.transfer, made.tables);
+            if (options.check) {
+                made.comparison.begin(made.signature(), rank_, size_);
+            }
+        });
+        operation.number = posted_++;
         if (options.check) {
             operation.state = MpiOperation::State::checking;
             ++unchecked_;
@@ -2327,14 +2366,15 @@ public:
     /// `number` counts the messages with this peer in this direction.
     [[nodiscard]] MpiOperation&
     post_message(bool is_send, int peer, int tag, Buffer buffer, std::uint64_t number) {
-        MpiOperation& operation = operations_.next();
-        operation.is_send = is_send;
-        operation.peer = peer;
-        operation.tag = tag;
-        operation.number = number;
-        operation.prepare_message(buffer, *memory_);
+        MpiOperation& operation = opened([&](MpiOperation& made) {
+            made.is_send = is_send;
+            made.peer = peer;
+            made.tag = tag;
+            made.number = number;
+            made.prepare_message(buffer, *memory_);
+            made.tables.reserve(1, 0, 1);
+        });
         operation.state = MpiOperation::State::under_way;
-        open_.push_back(&operation);
         require_for(operation, [&] { start_message(operation, limits_, data_); });
         return operation;
     }
@@ -2458,6 +2498,21 @@ public:
     }
 
 private:
+    /// A new operation, which is open. prepare(operation) gets all memory that the operation needs up to its end. If
+    /// there is none, no operation was posted, and a later one gets the memory of this one.
+    template <class Prepare>
+    [[nodiscard]] MpiOperation& opened(Prepare const& prepare) {
+        MpiOperation& operation = operations_.next();
+        try {
+            prepare(operation);
+            open_.push_back(&operation);
+        } catch (...) {
+            operation.give_back(*memory_);
+            operations_.give_back(operation);
+            throw;
+        }
+        return operation;
+    }
     /// Runs f(). An MPI error in it ends all ranks, and MPI keeps the operation's memory.
     template <class F>
     void require_for(MpiOperation& operation, F const& f) {

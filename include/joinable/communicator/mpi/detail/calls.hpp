@@ -38,6 +38,14 @@ struct MpiTables {
     std::vector<MPI_Datatype> types;
     std::vector<MPI_Datatype> made; ///< those of `types` that must be freed
 
+    /// After that the tables get so many elements without allocating.
+    void reserve(std::size_t most_requests, std::size_t most_parts, std::size_t most_made) {
+        requests.reserve(most_requests);
+        counts.reserve(most_parts);
+        places.reserve(most_parts);
+        types.reserve(most_parts);
+        made.reserve(most_made);
+    }
     void clear() noexcept {
         for (MPI_Datatype& type : made) {
             static_cast<void>(MPI_Type_free(&type));
@@ -68,6 +76,18 @@ public:
     MpiCalls(MPI_Comm comm, int rank, int size, MpiLimits limits)
         : comm_{comm}, rank_{rank}, size_{size}, most_{limits.most} {}
 
+    /// Reserves all that start() needs, and one request for a comparison before it.
+    void reserve(MpiTransfer const& transfer, MpiTables& tables) const {
+        std::size_t requests = 1 + transfer.signature.count / most_;
+        std::size_t parts = 0;
+        if (has_parts(transfer.signature.collective)) {
+            parts = 2 * static_cast<std::size_t>(size_); // sent and received ones
+            for (int rank = 0; rank < size_; ++rank) {
+                requests += 1 + transfer.sends[rank] / most_;
+            }
+        }
+        tables.reserve(requests, parts, parts);
+    }
     void start(MpiTransfer const& transfer, MpiTables& tables) const {
         switch (transfer.signature.collective) {
         case Collective::all_reduce:
@@ -89,6 +109,9 @@ public:
     }
 
 private:
+    [[nodiscard]] static bool has_parts(Collective collective) noexcept {
+        return !is_one_buffer(collective) && collective != Collective::barrier;
+    }
     [[nodiscard]] static MPI_Request& add_to(MpiTables& tables) {
         return tables.requests.emplace_back(MPI_REQUEST_NULL);
     }

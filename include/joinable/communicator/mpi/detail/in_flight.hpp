@@ -87,14 +87,14 @@ public:
     [[nodiscard]] std::uint64_t posted() const noexcept { return posted_; }
 
     [[nodiscard]] MpiOperation& post(Request const& request, MpiOptions const& options) {
-        MpiOperation& operation = operations_.next();
-        operation.prepare(request, *memory_, options.wide);
-        operation.tables.requests.reserve(1);
-        if (options.check) {
-            operation.comparison.begin(operation.signature(), rank_, size_);
-        }
-        open_.push_back(&operation);
-        operation.number = posted_++; // a collective for which there was no memory does not count
+        MpiOperation& operation = opened([&](MpiOperation& made) {
+            made.prepare(request, *memory_, options.wide);
+            calls_.reserve(made.transfer, made.tables);
+            if (options.check) {
+                made.comparison.begin(made.signature(), rank_, size_);
+            }
+        });
+        operation.number = posted_++;
         if (options.check) {
             operation.state = MpiOperation::State::checking;
             ++unchecked_;
@@ -108,14 +108,15 @@ public:
     /// `number` counts the messages with this peer in this direction.
     [[nodiscard]] MpiOperation&
     post_message(bool is_send, int peer, int tag, Buffer buffer, std::uint64_t number) {
-        MpiOperation& operation = operations_.next();
-        operation.is_send = is_send;
-        operation.peer = peer;
-        operation.tag = tag;
-        operation.number = number;
-        operation.prepare_message(buffer, *memory_);
+        MpiOperation& operation = opened([&](MpiOperation& made) {
+            made.is_send = is_send;
+            made.peer = peer;
+            made.tag = tag;
+            made.number = number;
+            made.prepare_message(buffer, *memory_);
+            made.tables.reserve(1, 0, 1);
+        });
         operation.state = MpiOperation::State::under_way;
-        open_.push_back(&operation);
         require_for(operation, [&] { start_message(operation, limits_, data_); });
         return operation;
     }
@@ -239,6 +240,21 @@ public:
     }
 
 private:
+    /// A new operation, which is open. prepare(operation) gets all memory that the operation needs up to its end. If
+    /// there is none, no operation was posted, and a later one gets the memory of this one.
+    template <class Prepare>
+    [[nodiscard]] MpiOperation& opened(Prepare const& prepare) {
+        MpiOperation& operation = operations_.next();
+        try {
+            prepare(operation);
+            open_.push_back(&operation);
+        } catch (...) {
+            operation.give_back(*memory_);
+            operations_.give_back(operation);
+            throw;
+        }
+        return operation;
+    }
     /// Runs f(). An MPI error in it ends all ranks, and MPI keeps the operation's memory.
     template <class F>
     void require_for(MpiOperation& operation, F const& f) {

@@ -24,8 +24,8 @@ public:
     MpiMemory(MpiMemory const&) = delete;
     MpiMemory& operator=(MpiMemory const&) = delete;
     ~MpiMemory() {
-        for (auto const& blocks : free_) {
-            for (std::byte* const block : blocks) {
+        for (Blocks const& blocks : blocks_) {
+            for (std::byte* const block : blocks.free) {
                 ::operator delete(block);
             }
         }
@@ -34,16 +34,22 @@ public:
     /// A block for an operation in flight. Blocks are reused, so repeating a size allocates
     /// nothing.
     [[nodiscard]] std::byte* take(std::size_t bytes) {
-        auto& blocks = free_[class_of(bytes)];
-        if (blocks.empty()) {
-            return static_cast<std::byte*>(::operator new(std::size_t{1} << class_of(bytes)));
+        auto& [free, count] = blocks_[class_of(bytes)];
+        if (free.empty()) {
+            free.reserve(count + 1);
+            auto* const made =
+                static_cast<std::byte*>(::operator new(std::size_t{1} << class_of(bytes)));
+            ++count;
+            return made;
         }
-        std::byte* const block = blocks.back();
-        blocks.pop_back();
+        std::byte* const block = free.back();
+        free.pop_back();
         return block;
     }
     /// `bytes` is the size given to take().
-    void give_back(std::byte* block, std::size_t bytes) { free_[class_of(bytes)].push_back(block); }
+    void give_back(std::byte* block, std::size_t bytes) noexcept {
+        blocks_[class_of(bytes)].free.push_back(block); // has room
+    }
 
     /// Whether MPI may use the buffer directly.
     [[nodiscard]] bool has(ConstBuffer buffer) const noexcept {
@@ -82,6 +88,12 @@ public:
     }
 
 private:
+    /// Those of one size.
+    struct Blocks {
+        std::vector<std::byte*> free;
+        std::size_t count = 0; ///< of all, also of those that are not free
+    };
+
     /// Sizes are rounded up to a power of two, so that a few blocks serve many sizes.
     [[nodiscard]] static std::size_t class_of(std::size_t bytes) noexcept {
         constexpr std::size_t least = 64;
@@ -103,10 +115,10 @@ private:
         memory.arenas_.erase(found);
     }
 
-    std::shared_ptr<MpiLock> lock_;                ///< the rank's
-    std::array<std::vector<std::byte*>, 65> free_; ///< by the logarithm of their size
-    std::vector<Arena> arenas_;                    ///< the memory of the callers' arenas
-    std::vector<Arena> held_;                      ///< of callers' arenas that were destroyed
+    std::shared_ptr<MpiLock> lock_; ///< the rank's
+    std::array<Blocks, 65> blocks_; ///< by the logarithm of their size
+    std::vector<Arena> arenas_;     ///< the memory of the callers' arenas
+    std::vector<Arena> held_;       ///< of callers' arenas that were destroyed
     bool is_held_ = false;
 };
 

@@ -146,7 +146,7 @@ struct MpiOperation {
         state = State::complete;
     }
     /// Gives back the memory. @pre MPI has finished with it
-    void give_back(MpiMemory& memory) {
+    void give_back(MpiMemory& memory) noexcept {
         tables.clear();
         for (Block* const block : {&in_, &out_}) {
             if (block->data != nullptr) {
@@ -202,14 +202,15 @@ public:
 
     [[nodiscard]] MpiOperation& next() {
         if (free_.empty()) {
+            free_.reserve(all_.size() + 1);
             all_.push_back(std::make_unique<MpiOperation>());
             all_.back()->ranks = ranks_;
-            free_.reserve(all_.size());
             return *all_.back();
         }
         MpiOperation& operation = *free_.back();
         free_.pop_back();
         operation.called = {};
+        operation.comparison.end();
         operation.peer = -1;
         operation.polled = {};
         operation.question = {};

@@ -3859,22 +3859,42 @@ MUTATIONS = [
     ),
     Mutation(
         "ranks-around-machines-ask-their-own-levels", "communicator/hierarchical/detail/engine.hpp",
-        "can_split_ = sizes.back() == 0;", "can_split_ = can_levels_split();",
+        "levels_.can_split = sizes.back() == 0;", "levels_.can_split = levels_.can_split_here();",
         "communicator/hierarchical/split.test.cpp", "if the leaders cannot be split*",
     ),
     Mutation(
         "a-level-that-refuses-a-group-ends-all-ranks", "communicator/hierarchical/detail/engine.hpp",
-        "if (whole.is_aborted()) {", "if (true) {",
+        "end_by(reason_on(whole, level));", "throw;",
         "communicator/hierarchical/split.test.cpp", "a group that machines of a level*",
     ),
     Mutation(
+        "a-refusal-hides-why-a-level-has-ended", "communicator/hierarchical/detail/engine.hpp",
+        "end_by(reason_on(whole, level));", "if (whole.is_aborted()) { throw; }",
+        "communicator/hierarchical/split.test.cpp", "a level that refuses a group when it was aborted*",
+    ),
+    Mutation(
+        "groups-of-machines-split-as-their-parent", "communicator/hierarchical/detail/engine.hpp",
+        "return answers[as_index(member)] == cannot;", "return false && member;",
+        "communicator/hierarchical/split.test.cpp", "a group whose leaders cannot be split again*",
+    ),
+    Mutation(
+        "groups-of-machines-split-as-other-groups", "communicator/hierarchical/detail/engine.hpp",
+        "return answers[as_index(member)] == cannot;", "return member >= 0 && std::count(answers.begin(), answers.end(), cannot);",
+        "communicator/hierarchical/split.test.cpp", "a group whose leaders cannot be split again*",
+    ),
+    Mutation(
+        "leaders-that-split-are-called-late", "communicator/hierarchical/detail/engine.hpp",
+        "2 * (std::min)(deadline_, longest / 2)", "deadline_",
+        "communicator/hierarchical/split.test.cpp", "leaders may take longer*",
+    ),
+    Mutation(
         "machines-make-groups-that-others-refuse", "communicator/hierarchical/detail/engine.hpp",
-        "if (refused != 0) {", "if (refusal) {",
+        "refused); others != 0) {", "refused); refusal) {",
         "communicator/hierarchical/split.test.cpp", "a group that machines of a level*",
     ),
     Mutation(
         "leaders-without-split-are-split", "communicator/hierarchical/communicator.hpp",
-        "if (choices.back().color != 0) {", "if (false) {",
+        "if (!can_split()) {", "if (false) {",
         "communicator/hierarchical/split.test.cpp", "if the leaders cannot be split*",
     ),
     Mutation(

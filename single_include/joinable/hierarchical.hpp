@@ -1243,6 +1243,12 @@ struct Levels {
     std::function<std::optional<AbortReason>()> parent = {
     }; ///< why its ranks have ended, if they have
     bool is_renumbered = false; ///< see Communicator
+    bool can_split = true;      ///< all ranks can; the same on all of them
+
+    /// Whether this rank can.
+    [[nodiscard]] bool can_split_here() const {
+        return local->can_split() && (across == nullptr || across->can_split());
+    }
 };
 
 /// The machines of this rank's group, with those of its ranks that are in it.
@@ -1769,18 +1775,15 @@ public:
     [[nodiscard]] bool test(std::uint64_t number) { return advance(number, Waiting::tests); }
     [[nodiscard]] bool progress(std::uint64_t number) { return advance(number, Waiting::polls); }
 
-    /// Whether the levels of this rank can.
-    [[nodiscard]] bool can_levels_split() const {
-        return local_.can_split() && (across_ == nullptr || across_->can_split());
-    }
-    /// The same on all ranks. A group was split from one that can.
-    [[nodiscard]] bool can_split() const noexcept { return can_split_; }
-    /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all.
+    /// The same on all ranks.
+    [[nodiscard]] bool can_split() const noexcept { return levels_.can_split; }
+    /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all: its `members`, in its order.
     /// @throws ContractViolation  on all ranks, which can go on: a level refuses a group.
-    [[nodiscard]] Levels split(GroupChoice choice, Machines group, bool is_renumbered) {
+    [[nodiscard]] Levels
+    split(GroupChoice choice, Machines group, std::vector<int> const& members) {
         group.become_group_of(machines_);
         Levels levels{
-            nullptr, nullptr, options(), group, [this] { return heard(); }, is_renumbered
+            nullptr, nullptr, options(), group, [this] { return heard(); }, renumbers(members)
         };
         std::exception_ptr refusal; // the ranks of that level go on
         auto const part_of = [&](Level level, AnyInterface& whole, int key) {
@@ -1788,9 +1791,7 @@ public:
                 try {
                     return whole.split(choice.color, key);
                 } catch (ContractViolation const&) {
-                    if (whole.is_aborted()) {
-                        throw;
-                    }
+                    end_by(reason_on(whole, level));
                     refusal = std::current_exception();
                     return nullptr;
                 }
@@ -1800,12 +1801,15 @@ public:
         if (across_ != nullptr) { // one group for each color, in the order of the group's machines
             levels.across = part_of(Level::across, *across_, group.own());
         }
-        std::uint64_t refused = refusal ? 1 : 0;
-        Request request =
-            RequestsOf{rank(), size()}.all_reduce({&refused, 1, DType::u64}, ReduceOp::sum);
-        request.signature.collective = split_collective; // errors call it so
-        finish(post(request));
-        if (refused != 0) {
+        if (group.count() == 1) { // any of its ranks may be the first one
+            levels.across.reset();
+        }
+        enum Answer : std::uint64_t { can, cannot, refused };
+        std::vector<std::uint64_t> answers(as_index(size())
+        ); // by rank: whether its part can split again
+        answers[as_index(rank())] = refusal ? refused : levels.can_split_here() ? can : cannot;
+        share_answers(answers);
+        if (auto const others = std::count(answers.begin(), answers.end(), refused); others != 0) {
             levels.across.reset(); // before an exception is under way, which would abort them
             levels.local.reset();
             if (refusal) {
@@ -1813,13 +1817,13 @@ public:
             }
             throw ContractViolation{concat(
                 "split was refused by the communicator of a machine's ranks, or of the leaders, on ",
-                refused,
+                others,
                 " other ranks, which throw why: choose groups that each level can make"
             )};
         }
-        if (group.count() == 1) { // any of its ranks may be the first one
-            levels.across.reset();
-        }
+        levels.can_split = std::none_of(members.begin(), members.end(), [&](int member) {
+            return answers[as_index(member)] == cannot;
+        });
         return levels;
     }
 
@@ -1989,13 +1993,13 @@ private:
         std::vector<std::uint64_t> sizes(place[0] + 1);
         if (is_leader()) {
             sizes[place[1]] = static_cast<std::uint64_t>(local_.size());
-            sizes.back() = can_levels_split() ? 0 : 1;
+            sizes.back() = levels_.can_split_here() ? 0 : 1;
         }
         run({
             step(Level::across, Collective::all_reduce, sizes),
             step(Level::local, Collective::broadcast, sizes),
         });
-        can_split_ = sizes.back() == 0;
+        levels_.can_split = sizes.back() == 0;
         sizes.pop_back();
         machines_ = Machines{sizes, static_cast<int>(place[1])};
         auto const share = [&](std::uint64_t word) {
@@ -2023,6 +2027,23 @@ private:
         }
         operations_.emplace_back(std::move(taken));
         finish(done_);
+    }
+
+    /// Collective. Sums answers to split(). A leader may arrive one deadline late: while it is in split() of the
+    /// leaders, it gives no sign of life.
+    void share_answers(std::vector<std::uint64_t>& answers) {
+        Request request = RequestsOf{rank(), size()}.all_reduce(
+            {answers.data(), answers.size(), DType::u64}, ReduceOp::sum
+        );
+        request.signature.collective = split_collective; // errors call it so
+        constexpr std::chrono::nanoseconds longest = (std::chrono::nanoseconds::max)();
+        auto const before = is_leader()
+                                ? std::nullopt
+                                : local_.exchange_deadline(2 * (std::min)(deadline_, longest / 2));
+        finish(post(request)); // if this throws, no rank waits on this level again
+        if (before) {
+            local_.exchange_deadline(*before);
+        }
     }
 
     // -- collectives ------------------------------------------------------------------------------
@@ -2239,7 +2260,6 @@ private:
     AnyInterface& local_;
     AnyInterface* across_;
     Machines machines_;
-    bool can_split_ = true;
     std::function<std::optional<AbortReason>()> parent_; ///< of a group
     Arena scratch_; ///< of the collective that a leader has begun
     std::chrono::nanoseconds deadline_ = default_deadline;
@@ -2405,9 +2425,13 @@ public:
     /// @throws what all_reduce() and split() of the levels throw, on all ranks.
     [[nodiscard]] HierarchicalCommunicator split(int color, int key) {
         detail::check_color(color);
-        // The last one says whether a level cannot.
-        std::vector<detail::GroupChoice> choices(static_cast<std::size_t>(size()) + 1);
-        choices.back().color = engine_.can_levels_split() ? 0 : 1;
+        if (!can_split()) {
+            throw ContractViolation{
+                "split needs the split() of both levels, but the communicator of a machine's ranks or that of the "
+                "leaders has none; choose transports that have it on all ranks"
+            };
+        }
+        std::vector<detail::GroupChoice> choices(static_cast<std::size_t>(size()));
         detail::GroupChoice& own = choices[static_cast<std::size_t>(rank())];
         own = {color, key};
         detail::Request request = detail::RequestsOf{rank(), size()}.all_reduce(
@@ -2415,17 +2439,11 @@ public:
         );
         request.signature.collective = detail::split_collective; // errors call it so
         post(request).wait();
-        if (choices.back().color != 0) {
-            throw ContractViolation{
-                "split needs the split() of both levels, but the communicator of a machine's ranks or that of the "
-                "leaders has none; choose transports that have it on all ranks"
-            };
-        }
-        choices.pop_back();
         detail::Machines const group =
             detail::machines_of_group(choices, engine_.machines(), rank());
-        bool const is_renumbered = detail::renumbers(detail::members_of(choices, color));
-        return HierarchicalCommunicator{engine_.split(own, group, is_renumbered)};
+        return HierarchicalCommunicator{
+            engine_.split(own, group, detail::members_of(choices, color))
+        };
     }
 
     /// Local, the same on all ranks. Whether both levels can, on all machines.

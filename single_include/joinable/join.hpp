@@ -5094,6 +5094,9 @@ concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has
 /// | `comm.split(color, key)` | Communicator | blocks; one for the ranks of each color (>= 0),    |
 /// |                          |              | ordered by key, then rank; aborting `comm` aborts  |
 /// |                          |              | it too                                             |
+///
+/// Required, but not checkable: if it throws, all ranks throw. After a ContractViolation they can go on; after anything
+/// else `comm` is aborted, and all throw that. A rank alone refuses its own color, before it sends anything.
 template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
 
@@ -20941,7 +20944,8 @@ public:
     void abort(AbortReason const& reason) {
         ask(*this, [&](auto& own) { own.abort(reason); });
     }
-    /// Local. Refused, as abort_reason() is, in a process that the rank has forked.
+    /// Local. A process that the rank has forked is refused, as by abort_reason(). NCCL and machines refuse it where
+    /// they ask their control communicator or levels, so neither after a failure nor over a SelfCommunicator.
     [[nodiscard]] bool is_aborted() const {
         return ask(*this, [](auto& own) { return own.is_aborted(); });
     }

@@ -180,6 +180,9 @@ concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has
 /// | `comm.split(color, key)` | Communicator | blocks; one for the ranks of each color (>= 0),    |
 /// |                          |              | ordered by key, then rank; aborting `comm` aborts  |
 /// |                          |              | it too                                             |
+///
+/// Required, but not checkable: if it throws, all ranks throw. After a ContractViolation they can go on; after anything
+/// else `comm` is aborted, and all throw that. A rank alone refuses its own color, before it sends anything.
 template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
 

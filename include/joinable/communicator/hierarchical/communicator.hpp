@@ -176,9 +176,13 @@ public:
     /// @throws what all_reduce() and split() of the levels throw, on all ranks.
     [[nodiscard]] HierarchicalCommunicator split(int color, int key) {
         detail::check_color(color);
-        // The last one says whether a level cannot.
-        std::vector<detail::GroupChoice> choices(static_cast<std::size_t>(size()) + 1);
-        choices.back().color = engine_.can_levels_split() ? 0 : 1;
+        if (!can_split()) {
+            throw ContractViolation{
+                "split needs the split() of both levels, but the communicator of a machine's ranks or that of the "
+                "leaders has none; choose transports that have it on all ranks"
+            };
+        }
+        std::vector<detail::GroupChoice> choices(static_cast<std::size_t>(size()));
         detail::GroupChoice& own = choices[static_cast<std::size_t>(rank())];
         own = {color, key};
         detail::Request request = detail::RequestsOf{rank(), size()}.all_reduce(
@@ -186,17 +190,11 @@ public:
         );
         request.signature.collective = detail::split_collective; // errors call it so
         post(request).wait();
-        if (choices.back().color != 0) {
-            throw ContractViolation{
-                "split needs the split() of both levels, but the communicator of a machine's ranks or that of the "
-                "leaders has none; choose transports that have it on all ranks"
-            };
-        }
-        choices.pop_back();
         detail::Machines const group =
             detail::machines_of_group(choices, engine_.machines(), rank());
-        bool const is_renumbered = detail::renumbers(detail::members_of(choices, color));
-        return HierarchicalCommunicator{engine_.split(own, group, is_renumbered)};
+        return HierarchicalCommunicator{
+            engine_.split(own, group, detail::members_of(choices, color))
+        };
     }
 
     /// Local, the same on all ranks. Whether both levels can, on all machines.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -196,6 +197,88 @@ TEST_CASE("a group that machines of a level do not connect is refused on all ran
             auto group = comm.split(choose(connected), 0);
             CHECK(sum_of_ones(group) == (comm.machine() == 0 ? 2 : 4));
         });
+    });
+}
+
+/// A group whose class has no split().
+struct OwnedThreads {
+    ThreadCommunicator own;
+};
+struct Undivided : OwnedThreads, HouseCommunicator {
+    Undivided(ThreadCommunicator& whole, int color, int key)
+        : OwnedThreads{whole.split(color, key)}, HouseCommunicator{own} {}
+};
+/// The leaders, by a class whose split() is a function of a test.
+template <class Split>
+struct Leaders : HouseCommunicator {
+    Leaders(ThreadCommunicator& inner, Split const& how) : HouseCommunicator{inner}, how_{how} {}
+    auto split(int color, int key) { return how_(inner_, color, key); }
+
+private:
+    Split how_;
+};
+/// Runs `body(local, comm)` on each of so many machines of two ranks, whose leaders split as `how(leaders, color, key)`.
+template <class Split, class Body>
+void run_leaders(
+    int machines,
+    Split const& how,
+    Body const& body,
+    std::chrono::seconds deadline = std::chrono::seconds{60}
+) {
+    joinable::run_threads(machines, [&](ThreadCommunicator& top) {
+        Leaders across{top, how};
+        joinable::run_threads(2, [&](ThreadCommunicator& local) {
+            local.set_deadline(deadline);
+            joinable::HierarchicalCommunicator comm{local, local.rank() == 0 ? &across : nullptr};
+            body(local, comm);
+        });
+    });
+}
+
+TEST_CASE("a group whose leaders cannot be split again says so on all of its ranks, and no other") {
+    auto const how = [](ThreadCommunicator& leaders, int color, int key) {
+        return Undivided{leaders, color, key};
+    };
+    run_leaders(3, how, [](ThreadCommunicator&, ThreadMachines& comm) {
+        CHECK(comm.can_split());
+        bool const is_alone = comm.machine() == 2;
+        auto group = comm.split(is_alone ? 1 : 0, 0);
+        CHECK(group.can_split() == is_alone);
+        if (is_alone) {
+            CHECK(sum_of_ones(group) == 2);
+            CHECK(group.split(0, 0).can_split());
+        } else {
+            CHECK_THROWS_AS((void)group.split(0, 0), joinable::ContractViolation);
+            CHECK(sum_of_ones(group) == 4);
+        }
+        CHECK(sum_of_ones(comm) == 6);
+    });
+}
+
+TEST_CASE("leaders may take longer in split() than the deadline of their machine's ranks") {
+    auto const how = [](ThreadCommunicator& leaders, int color, int key) {
+        std::this_thread::sleep_for(std::chrono::milliseconds{1500});
+        return leaders.split(color, key);
+    };
+    auto const body = [](ThreadCommunicator& local, ThreadMachines& comm) {
+        auto group = comm.split(0, 0);
+        CHECK(local.set_deadline(std::chrono::seconds{60}) == std::chrono::seconds{1});
+        CHECK(sum_of_ones(group) == 4);
+    };
+    run_leaders(2, how, body, std::chrono::seconds{1});
+}
+
+TEST_CASE("a level that refuses a group when it was aborted ends all ranks for the reason of that"
+) {
+    auto const how = [](ThreadCommunicator& leaders, int, int) -> ThreadCommunicator {
+        leaders.abort({joinable::FailureKind::peer_failed, {1}, "out of memory"});
+        throw joinable::ContractViolation{"this level refuses all groups"};
+    };
+    run_leaders(2, how, [](ThreadCommunicator&, ThreadMachines& comm) {
+        CHECK_THROWS_WITH_AS(
+            (void)comm.split(0, 0), doctest::Contains("out of memory"), joinable::PeerFailed
+        );
+        CHECK(comm.is_aborted());
     });
 }
 

@@ -97,18 +97,15 @@ public:
     [[nodiscard]] bool test(std::uint64_t number) { return advance(number, Waiting::tests); }
     [[nodiscard]] bool progress(std::uint64_t number) { return advance(number, Waiting::polls); }
 
-    /// Whether the levels of this rank can.
-    [[nodiscard]] bool can_levels_split() const {
-        return local_.can_split() && (across_ == nullptr || across_->can_split());
-    }
-    /// The same on all ranks. A group was split from one that can.
-    [[nodiscard]] bool can_split() const noexcept { return can_split_; }
-    /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all.
+    /// The same on all ranks.
+    [[nodiscard]] bool can_split() const noexcept { return levels_.can_split; }
+    /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all: its `members`, in its order.
     /// @throws ContractViolation  on all ranks, which can go on: a level refuses a group.
-    [[nodiscard]] Levels split(GroupChoice choice, Machines group, bool is_renumbered) {
+    [[nodiscard]] Levels
+    split(GroupChoice choice, Machines group, std::vector<int> const& members) {
         group.become_group_of(machines_);
         Levels levels{
-            nullptr, nullptr, options(), group, [this] { return heard(); }, is_renumbered
+            nullptr, nullptr, options(), group, [this] { return heard(); }, renumbers(members)
         };
         std::exception_ptr refusal; // the ranks of that level go on
         auto const part_of = [&](Level level, AnyInterface& whole, int key) {
@@ -116,9 +113,7 @@ public:
                 try {
                     return whole.split(choice.color, key);
                 } catch (ContractViolation const&) {
-                    if (whole.is_aborted()) {
-                        throw;
-                    }
+                    end_by(reason_on(whole, level));
                     refusal = std::current_exception();
                     return nullptr;
                 }
@@ -128,12 +123,15 @@ public:
         if (across_ != nullptr) { // one group for each color, in the order of the group's machines
             levels.across = part_of(Level::across, *across_, group.own());
         }
-        std::uint64_t refused = refusal ? 1 : 0;
-        Request request =
-            RequestsOf{rank(), size()}.all_reduce({&refused, 1, DType::u64}, ReduceOp::sum);
-        request.signature.collective = split_collective; // errors call it so
-        finish(post(request));
-        if (refused != 0) {
+        if (group.count() == 1) { // any of its ranks may be the first one
+            levels.across.reset();
+        }
+        enum Answer : std::uint64_t { can, cannot, refused };
+        std::vector<std::uint64_t> answers(as_index(size())
+        ); // by rank: whether its part can split again
+        answers[as_index(rank())] = refusal ? refused : levels.can_split_here() ? can : cannot;
+        share_answers(answers);
+        if (auto const others = std::count(answers.begin(), answers.end(), refused); others != 0) {
             levels.across.reset(); // before an exception is under way, which would abort them
             levels.local.reset();
             if (refusal) {
@@ -141,13 +139,13 @@ public:
             }
             throw ContractViolation{concat(
                 "split was refused by the communicator of a machine's ranks, or of the leaders, on ",
-                refused,
+                others,
                 " other ranks, which throw why: choose groups that each level can make"
             )};
         }
-        if (group.count() == 1) { // any of its ranks may be the first one
-            levels.across.reset();
-        }
+        levels.can_split = std::none_of(members.begin(), members.end(), [&](int member) {
+            return answers[as_index(member)] == cannot;
+        });
         return levels;
     }
 
@@ -317,13 +315,13 @@ private:
         std::vector<std::uint64_t> sizes(place[0] + 1);
         if (is_leader()) {
             sizes[place[1]] = static_cast<std::uint64_t>(local_.size());
-            sizes.back() = can_levels_split() ? 0 : 1;
+            sizes.back() = levels_.can_split_here() ? 0 : 1;
         }
         run({
             step(Level::across, Collective::all_reduce, sizes),
             step(Level::local, Collective::broadcast, sizes),
         });
-        can_split_ = sizes.back() == 0;
+        levels_.can_split = sizes.back() == 0;
         sizes.pop_back();
         machines_ = Machines{sizes, static_cast<int>(place[1])};
         auto const share = [&](std::uint64_t word) {
@@ -351,6 +349,23 @@ private:
         }
         operations_.emplace_back(std::move(taken));
         finish(done_);
+    }
+
+    /// Collective. Sums answers to split(). A leader may arrive one deadline late: while it is in split() of the
+    /// leaders, it gives no sign of life.
+    void share_answers(std::vector<std::uint64_t>& answers) {
+        Request request = RequestsOf{rank(), size()}.all_reduce(
+            {answers.data(), answers.size(), DType::u64}, ReduceOp::sum
+        );
+        request.signature.collective = split_collective; // errors call it so
+        constexpr std::chrono::nanoseconds longest = (std::chrono::nanoseconds::max)();
+        auto const before = is_leader()
+                                ? std::nullopt
+                                : local_.exchange_deadline(2 * (std::min)(deadline_, longest / 2));
+        finish(post(request)); // if this throws, no rank waits on this level again
+        if (before) {
+            local_.exchange_deadline(*before);
+        }
     }
 
     // -- collectives ------------------------------------------------------------------------------
@@ -567,7 +582,6 @@ private:
     AnyInterface& local_;
     AnyInterface* across_;
     Machines machines_;
-    bool can_split_ = true;
     std::function<std::optional<AbortReason>()> parent_; ///< of a group
     Arena scratch_; ///< of the collective that a leader has begun
     std::chrono::nanoseconds deadline_ = default_deadline;

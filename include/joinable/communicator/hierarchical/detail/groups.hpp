@@ -30,6 +30,12 @@ struct Levels {
     std::function<std::optional<AbortReason>()> parent = {
     }; ///< why its ranks have ended, if they have
     bool is_renumbered = false; ///< see Communicator
+    bool can_split = true;      ///< all ranks can; the same on all of them
+
+    /// Whether this rank can.
+    [[nodiscard]] bool can_split_here() const {
+        return local->can_split() && (across == nullptr || across->can_split());
+    }
 };
 
 /// The machines of this rank's group, with those of its ranks that are in it.

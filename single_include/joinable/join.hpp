@@ -15355,8 +15355,8 @@ JOINABLE_DEFINITION bool Guard::next(bool have_input, RoundNotice const& notice,
 JOINABLE_DEFINITION void Guard::keep_alive() const {
     for (ControlCommunicator* communicator : communicators()) {
         if (options_.enable && !communicator->keep_alive()) {
-            throw ContractViolation{"Join::keep_alive() needs a control communicator that has "
-                                    "keep_alive() (see RenewsDeadline)"};
+            throw ContractViolation{"Join::keep_alive() needs communicators that have it, and NCCL "
+                                    "a control communicator that has it or shares memory"};
         }
     }
 }
@@ -15721,7 +15721,8 @@ public:
 
     /// Tells the others that this rank is still working (a validation, a checkpoint). They wait for
     /// it one more deadline from now. Local.
-    /// @throws ContractViolation  the control communicator has no keep_alive().
+    /// @throws ContractViolation  a communicator of the guard has no keep_alive(), or is one of NCCL whose control
+    ///                            communicator has none and shares no memory either.
     void keep_alive()
         requires(RenewsDeadline<join_communicator_t<Js>> && ...)
     {

@@ -179,7 +179,7 @@ public:
             comm->keep_alive();
         }
     }
-    /// The same for callers that can do without: whether all of them have.
+    /// The same for callers that can do without, as guards: whether all of them have.
     bool renew_deadline()
         requires requires(Comm& comm) { bool{comm.renew_deadline()}; }
     {

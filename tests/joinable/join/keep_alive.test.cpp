@@ -56,8 +56,8 @@ TEST_CASE("over a control communicator that cannot, keep_alive says what it need
         joinable::Join guard{joinable::participants(reducer), joinable::control(host)};
         CHECK_THROWS_WITH_AS(
             guard.keep_alive(),
-            "Join::keep_alive() needs a control communicator that has keep_alive() (see "
-            "RenewsDeadline)",
+            "Join::keep_alive() needs communicators that have it, and NCCL a control communicator "
+            "that has it or shares memory",
             joinable::ContractViolation
         );
         reducer();

@@ -195,7 +195,8 @@ public:
         }
         return rank_.set_deadline(deadline);
     }
-    /// Local. keep_alive() for callers that can do without: false where no rank can learn of it.
+    /// Local. keep_alive() for callers that can do without: false where no rank can learn of it. Guards call it: hide
+    /// it, too, in a class that hides keep_alive().
     bool renew_deadline() { return rank_.renew_deadline(); }
 
 protected:

@@ -287,7 +287,8 @@ TEST_CASE("a guard says what the transport behind it lacks") {
         joinable::Join guard{joinable::participants(step)};
         CHECK_THROWS_WITH_AS(
             guard.keep_alive(),
-            "Join::keep_alive() needs a control communicator that has keep_alive() (see RenewsDeadline)",
+            "Join::keep_alive() needs communicators that have it, and NCCL a control communicator "
+            "that has it or shares memory",
             ContractViolation
         );
         guard.finish();

@@ -111,8 +111,8 @@ JOINABLE_DEFINITION bool Guard::next(bool have_input, RoundNotice const& notice,
 JOINABLE_DEFINITION void Guard::keep_alive() const {
     for (ControlCommunicator* communicator : communicators()) {
         if (options_.enable && !communicator->keep_alive()) {
-            throw ContractViolation{"Join::keep_alive() needs a control communicator that has "
-                                    "keep_alive() (see RenewsDeadline)"};
+            throw ContractViolation{"Join::keep_alive() needs communicators that have it, and NCCL "
+                                    "a control communicator that has it or shares memory"};
         }
     }
 }

@@ -460,6 +460,11 @@ MUTATIONS = [
         "communicator/collectives.test.cpp", "booleans*",
     ),
     Mutation(
+        "collectives-read-devices-as-the-host", "communicator/collectives.hpp",
+        "device != DeviceId{}", "false && device != DeviceId{}",
+        "communicator/collectives.test.cpp", "tensors on a device are refused*",
+    ),
+    Mutation(
         "complex-products-are-of-parts", "reduction/lanes.hpp",
         "a = {{ac - bd, ad + bc}};", "a = {{ac, bd}};",
         "reduction/reduce.test.cpp", "complex numbers*",

@@ -6,12 +6,15 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/work.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/tensor.hpp>
 
 /// @file
 /// The collectives over tensors instead of buffers. They are collective, as the members that they
 /// call are. Each returns the communicator's Work. The tensors must live until that work has been
-/// waited for. All throw ContractViolation before any data moves if a tensor is not contiguous.
+/// waited for. All throw ContractViolation before any data moves if a tensor is not contiguous, or on a device whose memory
+/// the communicator does not move.
 /// Elements travel in memory order, so gathering column-major tensors places their columns side by
 /// side.
 
@@ -19,13 +22,26 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-template <class T>
-consteval void check_written_tensor() {
+/// @throws ContractViolation  the tensor is on a device, but the communicator moves memory of the host.
+template <class T, class Comm>
+void check_tensor(Comm const&, T const& tensor) {
+    if constexpr (models_tensor<T>() && has_device<T> && reduces_host_memory<Comm>) {
+        if (DeviceId const device = joinable::device(tensor); device != DeviceId{}) {
+            throw ContractViolation{
+                "a tensor is on " + to_text(device) +
+                ", but the communicator of its collective moves memory of the host; give a communicator "
+                "of its device"
+            };
+        }
+    }
+}
+template <class T, class Comm>
+void check_written_tensor(Comm const& comm, T& tensor) {
     static_assert(
         !Tensor<T> || WritableTensor<T>,
         "a collective writes this tensor: give it one whose data() is a pointer to non-const"
     );
-    (void)models_tensor<T>();
+    check_tensor<T>(comm, tensor);
 }
 
 /// The elements that are reduced. @throws ContractViolation  its type does not reduce them so, though
@@ -65,9 +81,10 @@ template <class First, class... Rest>
 concept misuses_collective =
     misplaces_communicator<First, Rest...> || gives_pointers<First, Rest...>;
 
-/// Explains them. Returns what the caller may wait for.
+/// Explains them. The result of such a collective, for which the caller may wait.
 template <class First, class... Rest>
-[[nodiscard]] CompletedWork explain_arguments() {
+    requires misuses_collective<First, Rest...>
+struct Explanation : CompletedWork {
     static_assert(
         !misplaces_communicator<First, Rest...>,
         "a collective takes the communicator first, which is an object with a name and not const, as in "
@@ -78,15 +95,14 @@ template <class First, class... Rest>
         "a collective takes tensors; give a pointer and its count as a span, as in all_reduce(comm, "
         "std::span{pointer, count})"
     );
-    return {};
-}
+};
 
 } // namespace detail
 
 /// Combines `tensor` over all ranks, in place. The same count and dtype on every rank.
 template <Communicator Comm, class T>
 [[nodiscard]] auto all_reduce(Comm& comm, T&& tensor, ReduceOp op = ReduceOp::sum) {
-    detail::check_written_tensor<T>();
+    detail::check_written_tensor<T>(comm, tensor);
     detail::check_reduced_tensor(tensor, op);
     return comm.all_reduce(joinable::to_buffer(tensor), op);
 }
@@ -94,7 +110,7 @@ template <Communicator Comm, class T>
 /// Copies the tensor of `root` to all ranks. The same count and dtype on every rank.
 template <Communicator Comm, class T>
 [[nodiscard]] auto broadcast(Comm& comm, T&& tensor, int root) {
-    detail::check_written_tensor<T>();
+    detail::check_written_tensor<T>(comm, tensor);
     return comm.broadcast(joinable::to_buffer(tensor), root);
 }
 /// Explains what is missing.
@@ -111,7 +127,7 @@ template <Communicator Comm, class T>
 /// change.
 template <Communicator Comm, class T>
 [[nodiscard]] auto reduce(Comm& comm, T&& tensor, ReduceOp op, int root) {
-    detail::check_written_tensor<T>();
+    detail::check_written_tensor<T>(comm, tensor);
     static_assert(
         Reduces<Comm>,
         "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'; add "
@@ -125,8 +141,8 @@ template <Communicator Comm, class T>
 /// elements of `in`. With `counts`, rank r contributes counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto all_gather(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
-    (void)models_tensor<In>();
-    detail::check_written_tensor<Out>();
+    detail::check_tensor<In>(comm, in);
+    detail::check_written_tensor<Out>(comm, out);
     static_assert(
         AllGathers<Comm>,
         "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer "
@@ -143,8 +159,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto reduce_scatter(
     Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum, Counts const&... counts
 ) {
-    (void)models_tensor<In>();
-    detail::check_written_tensor<Out>();
+    detail::check_tensor<In>(comm, in);
+    detail::check_written_tensor<Out>(comm, out);
     static_assert(
         ReduceScatters<Comm>,
         "reduce_scatter: this communicator has no member 'Work reduce_scatter(ConstBuffer in, "
@@ -160,8 +176,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
 /// `out`. With `counts`, rank r contributes counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto gather(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
-    (void)models_tensor<In>();
-    detail::check_written_tensor<Out>();
+    detail::check_tensor<In>(comm, in);
+    detail::check_written_tensor<Out>(comm, out);
     static_assert(
         Gathers<Comm>,
         "gather: this communicator has no member 'Work gather(ConstBuffer in, Buffer out, int "
@@ -176,8 +192,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
 /// `counts`, rank r receives counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto scatter(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
-    (void)models_tensor<In>();
-    detail::check_written_tensor<Out>();
+    detail::check_tensor<In>(comm, in);
+    detail::check_written_tensor<Out>(comm, out);
     static_assert(
         Scatters<Comm>,
         "scatter: this communicator has no member 'Work scatter(ConstBuffer in, Buffer out, int "
@@ -192,8 +208,8 @@ template <Communicator Comm, class In, class Out, class... Counts>
 /// the counts of `in` and of `out` are given.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto all_to_all(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
-    (void)models_tensor<In>();
-    detail::check_written_tensor<Out>();
+    detail::check_tensor<In>(comm, in);
+    detail::check_written_tensor<Out>(comm, out);
     static_assert(
         AllToAlls<Comm>,
         "all_to_all: this communicator has no member 'Work all_to_all(ConstBuffer in, Buffer "
@@ -211,7 +227,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
 /// Not collective. Sends `tensor` to rank `to`, which receives it with the same tag.
 template <Communicator Comm, class In>
 [[nodiscard]] auto send(Comm& comm, In const& tensor, int to, int tag = 0) {
-    (void)models_tensor<In>();
+    detail::check_tensor<In>(comm, tensor);
     static_assert(
         SendsAndReceives<Comm>,
         "send: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
@@ -223,7 +239,7 @@ template <Communicator Comm, class In>
 /// Not collective. Receives the tensor that rank `from` sends with the same tag, count and dtype.
 template <Communicator Comm, class Out>
 [[nodiscard]] auto receive(Comm& comm, Out&& tensor, int from, int tag = 0) {
-    detail::check_written_tensor<Out>();
+    detail::check_written_tensor<Out>(comm, tensor);
     static_assert(
         SendsAndReceives<Comm>,
         "receive: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
@@ -235,55 +251,25 @@ template <Communicator Comm, class Out>
 /// @cond
 // Each explains a call whose communicator is misplaced, const or temporary, or that gives pointers.
 template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto all_reduce(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
+detail::Explanation<First, Rest...> all_reduce(First&&, Rest&&...);
 template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto broadcast(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
+detail::Explanation<First, Rest...> broadcast(First&&, Rest&&...);
 template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto reduce(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
+detail::Explanation<First, Rest...> reduce(First&&, Rest&&...);
 template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto all_gather(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
+detail::Explanation<First, Rest...> all_gather(First&&, Rest&&...);
 template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto reduce_scatter(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
+detail::Explanation<First, Rest...> reduce_scatter(First&&, Rest&&...);
 template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto gather(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
+detail::Explanation<First, Rest...> gather(First&&, Rest&&...);
 template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto scatter(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
+detail::Explanation<First, Rest...> scatter(First&&, Rest&&...);
 template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto all_to_all(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
+detail::Explanation<First, Rest...> all_to_all(First&&, Rest&&...);
 template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto send(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
+detail::Explanation<First, Rest...> send(First&&, Rest&&...);
 template <class First, class... Rest>
-    requires detail::misuses_collective<First, Rest...>
-[[nodiscard]] auto receive(First&&, Rest&&...) {
-    return detail::explain_arguments<First, Rest...>();
-}
+detail::Explanation<First, Rest...> receive(First&&, Rest&&...);
 /// @endcond
 
 }} // namespace joinable::v0

@@ -13,6 +13,8 @@
 #include <support/repeating.hpp>
 
 #include <joinable/communicator/self.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/strided_view.hpp>
 
 namespace {
@@ -109,6 +111,48 @@ void check_sizes(Comm& comm) {
 
 TEST_CASE("messages of every size class are right, many at once and finished in any order") {
     run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) { check_sizes(comm); });
+}
+
+TEST_CASE("tensors on a device are refused over a communicator of host memory before data moves") {
+    run_all_ranks({1, 2}, [](auto& comm) {
+        auto const world = static_cast<std::size_t>(comm.size());
+        std::vector<float> host(4, 1.0F);
+        std::vector<float> more(4 * world);
+        auto const on_device = [](std::vector<float>& memory) {
+            return joinable::AnyView{
+                memory.data(),
+                joinable::DType::f32,
+                {memory.size()},
+                {1},
+                {joinable::DeviceKind::cuda, 1}
+            };
+        };
+        auto const is_refused = [](auto const& call) {
+            CHECK_THROWS_WITH_AS(
+                call(),
+                "a tensor is on CUDA device 1, but the communicator of its collective moves memory of the "
+                "host; give a communicator of its device",
+                joinable::ContractViolation
+            );
+        };
+        auto const one = on_device(host);
+        auto const all = on_device(more);
+        is_refused([&] { (void)joinable::all_reduce(comm, one); });
+        is_refused([&] { (void)joinable::broadcast(comm, one, 0); });
+        is_refused([&] { (void)joinable::reduce(comm, one, joinable::ReduceOp::sum, 0); });
+        is_refused([&] { (void)joinable::all_gather(comm, one, more); });
+        is_refused([&] { (void)joinable::all_gather(comm, host, all); });
+        is_refused([&] { (void)joinable::reduce_scatter(comm, all, host); });
+        is_refused([&] { (void)joinable::gather(comm, one, more, 0); });
+        is_refused([&] { (void)joinable::scatter(comm, more, one, 0); });
+        is_refused([&] { (void)joinable::all_to_all(comm, all, more); });
+        if constexpr (joinable::SendsAndReceives<decltype(comm)>) {
+            is_refused([&] { (void)joinable::send(comm, one, 0); });
+            is_refused([&] { (void)joinable::receive(comm, one, 0); });
+        }
+        joinable::all_reduce(comm, host).wait(); // no rank has begun any of them
+        CHECK(host == std::vector<float>(4, static_cast<float>(world)));
+    });
 }
 
 TEST_CASE("a single rank runs the same code") {

@@ -995,7 +995,8 @@ public:
     }
     /// Local. See RenewsDeadline. Does nothing, and returns false, if the transport cannot renew deadlines.
     bool keep_alive() { return comm_->keep_alive(); }
-    /// The same, for callers that can do without. Guards call it: hide it, too, in a class that hides keep_alive().
+    /// The same, for callers that can do without. Guards call it, so a class that hides keep_alive()
+    /// hides both.
     bool renew_deadline() { return keep_alive(); }
     /// Local. Empty if the transport does not report them.
     [[nodiscard]] std::vector<int> missing_ranks() const { return comm_->missing_ranks(); }
@@ -1777,7 +1778,8 @@ public:
 
     /// The same on all ranks.
     [[nodiscard]] bool can_split() const noexcept { return levels_.can_split; }
-    /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all: its `members`, in its order.
+    /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all: its
+    /// `members`, in its order.
     /// @throws ContractViolation  on all ranks, which can go on: a level refuses a group.
     [[nodiscard]] Levels
     split(GroupChoice choice, Machines group, std::vector<int> const& members) {
@@ -2029,8 +2031,8 @@ private:
         finish(done_);
     }
 
-    /// Collective. Sums answers to split(). A leader may arrive one deadline late: while it is in split() of the
-    /// leaders, it gives no sign of life.
+    /// Collective. Sums answers to split(). A leader may arrive one deadline late: while it is in
+    /// split() of the leaders, it gives no sign of life.
     void share_answers(std::vector<std::uint64_t>& answers) {
         Request request = RequestsOf{rank(), size()}.all_reduce(
             {answers.data(), answers.size(), DType::u64}, ReduceOp::sum

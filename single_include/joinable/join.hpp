@@ -5095,8 +5095,9 @@ concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has
 /// |                          |              | ordered by key, then rank; aborting `comm` aborts  |
 /// |                          |              | it too                                             |
 ///
-/// Required, but not checkable: if it throws, all ranks throw. After a ContractViolation they can go on; after anything
-/// else `comm` is aborted, and all throw that. A rank alone refuses its own color, before it sends anything.
+/// Required, but not checkable: if it throws, all ranks throw. After a ContractViolation they can go
+/// on, unless it is the reason of an abort; after anything else `comm` is aborted, and all throw
+/// that. A rank alone refuses its own color, before it sends anything.
 template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
 
@@ -15721,8 +15722,8 @@ public:
 
     /// Tells the others that this rank is still working (a validation, a checkpoint). They wait for
     /// it one more deadline from now. Local.
-    /// @throws ContractViolation  a communicator of the guard has no keep_alive(), or is one of NCCL whose control
-    ///                            communicator has none and shares no memory either.
+    /// @throws ContractViolation  a communicator of the guard has no keep_alive(), or is one of NCCL
+    ///         whose control communicator has none and shares no memory either.
     void keep_alive()
         requires(RenewsDeadline<join_communicator_t<Js>> && ...)
     {
@@ -18900,8 +18901,8 @@ inline constexpr bool std::ranges::enable_view<joinable::detail::LazyBucket<Base
 /// @file
 /// The collectives over tensors instead of buffers. They are collective, as the members that they
 /// call are. Each returns the communicator's Work. The tensors must live until that work has been
-/// waited for. All throw ContractViolation before any data moves if a tensor is not contiguous, or on a device whose memory
-/// the communicator does not move.
+/// waited for. All throw ContractViolation before any data moves if a tensor is not contiguous, or
+/// on a device although the communicator moves memory of the host.
 /// Elements travel in memory order, so gathering column-major tensors places their columns side by
 /// side.
 
@@ -18909,7 +18910,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// @throws ContractViolation  the tensor is on a device, but the communicator moves memory of the host.
+/// @throws ContractViolation  the tensor is on a device, but the communicator moves host memory.
 template <class T, class Comm>
 void check_tensor(Comm const&, T const& tensor) {
     if constexpr (models_tensor<T>() && has_device<T> && reduces_host_memory<Comm>) {
@@ -20929,8 +20930,9 @@ public:
     void abort(AbortReason const& reason) {
         ask(*this, [&](auto& own) { own.abort(reason); });
     }
-    /// Local. A process that the rank has forked is refused, as by abort_reason(). NCCL and machines refuse it where
-    /// they ask their control communicator or levels, so neither after a failure nor over a SelfCommunicator.
+    /// Local. A process that the rank has forked is refused, as by abort_reason(). NCCL and machines
+    /// refuse it where they ask their control communicator or levels, so neither after a failure nor
+    /// over a SelfCommunicator.
     [[nodiscard]] bool is_aborted() const {
         return ask(*this, [](auto& own) { return own.is_aborted(); });
     }

@@ -181,8 +181,9 @@ concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has
 /// |                          |              | ordered by key, then rank; aborting `comm` aborts  |
 /// |                          |              | it too                                             |
 ///
-/// Required, but not checkable: if it throws, all ranks throw. After a ContractViolation they can go on; after anything
-/// else `comm` is aborted, and all throw that. A rank alone refuses its own color, before it sends anything.
+/// Required, but not checkable: if it throws, all ranks throw. After a ContractViolation they can go
+/// on, unless it is the reason of an abort; after anything else `comm` is aborted, and all throw
+/// that. A rank alone refuses its own color, before it sends anything.
 template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
 

@@ -13,8 +13,8 @@
 /// @file
 /// The collectives over tensors instead of buffers. They are collective, as the members that they
 /// call are. Each returns the communicator's Work. The tensors must live until that work has been
-/// waited for. All throw ContractViolation before any data moves if a tensor is not contiguous, or on a device whose memory
-/// the communicator does not move.
+/// waited for. All throw ContractViolation before any data moves if a tensor is not contiguous, or
+/// on a device although the communicator moves memory of the host.
 /// Elements travel in memory order, so gathering column-major tensors places their columns side by
 /// side.
 
@@ -22,7 +22,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// @throws ContractViolation  the tensor is on a device, but the communicator moves memory of the host.
+/// @throws ContractViolation  the tensor is on a device, but the communicator moves host memory.
 template <class T, class Comm>
 void check_tensor(Comm const&, T const& tensor) {
     if constexpr (models_tensor<T>() && has_device<T> && reduces_host_memory<Comm>) {

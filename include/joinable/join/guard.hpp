@@ -140,8 +140,8 @@ public:
 
     /// Tells the others that this rank is still working (a validation, a checkpoint). They wait for
     /// it one more deadline from now. Local.
-    /// @throws ContractViolation  a communicator of the guard has no keep_alive(), or is one of NCCL whose control
-    ///                            communicator has none and shares no memory either.
+    /// @throws ContractViolation  a communicator of the guard has no keep_alive(), or is one of NCCL
+    ///         whose control communicator has none and shares no memory either.
     void keep_alive()
         requires(RenewsDeadline<join_communicator_t<Js>> && ...)
     {

@@ -306,7 +306,8 @@ public:
     }
     /// Local. See RenewsDeadline. Does nothing, and returns false, if the transport cannot renew deadlines.
     bool keep_alive() { return comm_->keep_alive(); }
-    /// The same, for callers that can do without. Guards call it: hide it, too, in a class that hides keep_alive().
+    /// The same, for callers that can do without. Guards call it, so a class that hides keep_alive()
+    /// hides both.
     bool renew_deadline() { return keep_alive(); }
     /// Local. Empty if the transport does not report them.
     [[nodiscard]] std::vector<int> missing_ranks() const { return comm_->missing_ranks(); }

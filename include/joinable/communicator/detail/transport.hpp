@@ -48,8 +48,9 @@ public:
     void abort(AbortReason const& reason) {
         ask(*this, [&](auto& own) { own.abort(reason); });
     }
-    /// Local. A process that the rank has forked is refused, as by abort_reason(). NCCL and machines refuse it where
-    /// they ask their control communicator or levels, so neither after a failure nor over a SelfCommunicator.
+    /// Local. A process that the rank has forked is refused, as by abort_reason(). NCCL and machines
+    /// refuse it where they ask their control communicator or levels, so neither after a failure nor
+    /// over a SelfCommunicator.
     [[nodiscard]] bool is_aborted() const {
         return ask(*this, [](auto& own) { return own.is_aborted(); });
     }

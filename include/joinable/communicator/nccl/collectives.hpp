@@ -195,8 +195,8 @@ public:
         }
         return rank_.set_deadline(deadline);
     }
-    /// Local. keep_alive() for callers that can do without: false where no rank can learn of it. Guards call it: hide
-    /// it, too, in a class that hides keep_alive().
+    /// Local. keep_alive() for callers that can do without: false where no rank can learn of it.
+    /// Guards call it, so a class that hides keep_alive() hides both.
     bool renew_deadline() { return rank_.renew_deadline(); }
 
 protected:

@@ -217,7 +217,8 @@ struct Leaders : HouseCommunicator {
 private:
     Split how_;
 };
-/// Runs `body(local, comm)` on each of so many machines of two ranks, whose leaders split as `how(leaders, color, key)`.
+/// Runs `body(local, comm)` on each of so many machines of two ranks, whose leaders split as
+/// `how(leaders, color, key)`.
 template <class Split, class Body>
 void run_leaders(
     int machines,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// Ranks of MPI that have no memory for a collective or a message. The program's operator new is replaced.
+// Ranks of MPI that have no memory for a collective or a message. The program's operator new is
+// replaced.
 #include <joinable/communicator/mpi/communicator.hpp>
 
 #include <chrono>
@@ -52,7 +53,8 @@ using namespace joinable_tests;
 using joinable::MpiCommunicator;
 using Numbers = std::vector<std::int32_t>;
 
-/// Calls f() until it does not throw. Each allocation in it fails once on one rank. Returns how many did.
+/// Calls f() until it does not throw. Each allocation in it fails once on one rank. Returns how many
+/// did.
 template <class F>
 std::size_t without_memory(MpiCommunicator const& comm, int culprit, F const& f) {
     for (std::size_t failures = 0;; ++failures) {

@@ -99,7 +99,8 @@ public:
 
     /// The same on all ranks.
     [[nodiscard]] bool can_split() const noexcept { return levels_.can_split; }
-    /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all: its `members`, in its order.
+    /// Collective; blocks. Makes the group of one rank, when ranks know the choices of all: its
+    /// `members`, in its order.
     /// @throws ContractViolation  on all ranks, which can go on: a level refuses a group.
     [[nodiscard]] Levels
     split(GroupChoice choice, Machines group, std::vector<int> const& members) {
@@ -351,8 +352,8 @@ private:
         finish(done_);
     }
 
-    /// Collective. Sums answers to split(). A leader may arrive one deadline late: while it is in split() of the
-    /// leaders, it gives no sign of life.
+    /// Collective. Sums answers to split(). A leader may arrive one deadline late: while it is in
+    /// split() of the leaders, it gives no sign of life.
     void share_answers(std::vector<std::uint64_t>& answers) {
         Request request = RequestsOf{rank(), size()}.all_reduce(
             {answers.data(), answers.size(), DType::u64}, ReduceOp::sum

@@ -240,8 +240,9 @@ public:
     }
 
 private:
-    /// A new operation, which is open. prepare(operation) gets all memory that the operation needs up to its end. If
-    /// there is none, no operation was posted, and a later one gets the memory of this one.
+    /// A new operation, which is open. prepare(operation) gets all memory that the operation needs up
+    /// to its end. If there is none, no operation was posted, and a later one gets the memory of this
+    /// one.
     template <class Prepare>
     [[nodiscard]] MpiOperation& opened(Prepare const& prepare) {
         MpiOperation& operation = operations_.next();

@@ -69,7 +69,7 @@ ROOMS = {
     "checkpoint": "base tensor reduction hook device communicator agreement optimizer bucket join participant participant/sharded",
     "trace": "base tensor hook communicator agreement bucket join",
     "data": "base communicator",
-    "interop": "base tensor agreement optimizer bucket join participant participant/sharded data",
+    "interop": "base tensor communicator agreement optimizer bucket join participant participant/sharded data",
 }
 # The parts of the library, in which the picture is drawn; a reader of the first needs none of the others.
 PARTS = {

@@ -9,12 +9,11 @@
 
 #include <torch/torch.h>
 
+#include <joinable/communicator/collectives.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/interop/torch_tensor.hpp>
 #include <joinable/participant/shadowed.hpp>
-#include <joinable/tensor/reduce_op.hpp>
-#include <joinable/tensor/tensor.hpp>
 
 /// @file
 /// Batch normalisation over the samples of all ranks, for libtorch's C++. Opt-in, of libtorch 1.13 or later:
@@ -143,7 +142,7 @@ public:
     SyncBatchNormImpl(Comm& comm, ::torch::nn::BatchNormOptions const& options)
         : options_{options},
           sum_{c10::make_intrusive<detail::TorchSum>([&comm](at::Tensor const& tensor) {
-              comm.all_reduce(joinable::to_buffer(tensor), ReduceOp::sum).wait();
+              joinable::all_reduce(comm, tensor).wait();
           })} {
         SyncBatchNormImpl::reset();
     }
@@ -166,8 +165,8 @@ public:
     /// Normalises `input`, of extents N x channels x any others; N may be 0 on some ranks. In training mode the
     /// call is collective: it sums twice over all ranks, and the backward pass sums once if the input needs a
     /// gradient. In evaluation mode it is local. Weight and bias get this rank's own gradients.
-    /// @throws ContractViolation  the input has other extents, or all ranks together have at most one value
-    ///         of each channel.
+    /// @throws ContractViolation  the input has other extents, or is on a device whose memory the communicator does
+    ///         not move; or all ranks together have at most one value of each channel.
     /// @throws what the communicator throws.
     at::Tensor forward(at::Tensor const& input) {
         if (input.dim() < 2 || input.size(1) != options_.num_features()) {

@@ -18,6 +18,7 @@
 #include <support/ranks.hpp>
 
 #include <joinable/communicator/collectives.hpp>
+#include <joinable/communicator/self.hpp>
 #include <joinable/interop/torch.hpp>
 #include <joinable/join/guard.hpp>
 
@@ -309,6 +310,17 @@ void train_together(Comm& comm) {
         CAPTURE(i);
         CHECK(distance(state[i], expected[i]) < 1e-11);
     }
+}
+
+TEST_CASE("SyncBatchNorm refuses an input on a device whose memory its communicator does not move"
+) {
+    joinable::SelfCommunicator comm;
+    joinable::torch::SyncBatchNorm norm{comm, BatchNormOptions{3}};
+    CHECK_THROWS_WITH_AS(
+        norm->forward(torch::zeros({4, 3}, torch::kMeta)),
+        doctest::Contains("a torch::Tensor is on meta"),
+        ContractViolation
+    );
 }
 
 TEST_CASE("a model with SyncBatchNorm trains on uneven inputs as one process does on their union") {

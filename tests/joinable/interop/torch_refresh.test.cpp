@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
-// Modules of libtorch that freeze, unfreeze, get layers and are converted between guards: values equal those of libtorch
-// alone, in double, over all batches.
+// Modules of libtorch that freeze, unfreeze, get layers, are converted and are cloned between guards: values equal those of
+// libtorch alone, in double, over all batches.
 #include <joinable/interop/torch.hpp>
 
 #include <torch/torch.h> // before doctest: both have a macro CHECK
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -82,26 +84,35 @@ torch::optim::SGD make_optimizer(Net& model) {
 }
 constexpr int epochs = 5;
 
-/// libtorch alone. An average divides by all ranks.
+std::size_t inputs_of_all(int world) {
+    return world == 1 ? 2 : most_inputs;
+}
+/// An epoch of libtorch alone, from the `first` step on. An average divides by all ranks.
+template <class Model>
+void train_epoch_alone(
+    Model& model, torch::optim::Optimizer& optimizer, int world, std::size_t first
+) {
+    for (std::size_t input = 0; input < inputs_of_all(world); ++input) {
+        optimizer.zero_grad();
+        Tensor loss = torch::zeros({}, torch::kDouble);
+        for (int rank = 0; rank < world; ++rank) {
+            if (input < inputs_of(rank)) {
+                loss = loss + model->forward(input_of(rank, first + input)).square().sum() / world;
+            }
+        }
+        loss.backward();
+        optimizer.step();
+    }
+}
 std::vector<Tensor> train_alone(int world) {
     Net model{0};
     set_trained(model->first, false);
     torch::optim::SGD optimizer = make_optimizer(model);
-    std::size_t step = 0;
     for (int epoch = 0; epoch < epochs; ++epoch) {
         change(model, optimizer, 0, epoch);
-        std::size_t const most = world == 1 ? 2 : most_inputs;
-        for (std::size_t input = 0; input < most; ++input, ++step) {
-            optimizer.zero_grad();
-            Tensor loss = torch::zeros({}, torch::kDouble);
-            for (int rank = 0; rank < world; ++rank) {
-                if (input < inputs_of(rank)) {
-                    loss = loss + model->forward(input_of(rank, step)).square().sum() / world;
-                }
-            }
-            loss.backward();
-            optimizer.step();
-        }
+        train_epoch_alone(
+            model, optimizer, world, static_cast<std::size_t>(epoch) * inputs_of_all(world)
+        );
     }
     return model->parameters();
 }
@@ -130,7 +141,7 @@ TEST_CASE("a module that freezes, gets layers and is converted trains as libtorc
                     stepper.step();
                 }
                 guard.finish();
-                step = begin + (comm.size() == 1 ? 2 : most_inputs);
+                step = begin + inputs_of_all(comm.size());
             }
             std::vector<Tensor> const alone = train_alone(comm.size());
             std::vector<Tensor> const parameters = model->parameters();
@@ -209,6 +220,100 @@ TEST_CASE("ranks whose modules differ say so, and the model is as it was before"
         loss.backward();
         CHECK(torch::allclose(model->first->bias.grad(), alone->first->bias.grad()));
     });
+}
+
+/// A stack of layers in a model of its own, and what libtorch alone makes of it.
+struct TrainedStack {
+    TrainedStack(
+        ThreadCommunicator& comm,
+        torch::nn::Sequential const& start,
+        torch::nn::Sequential const& start_alone,
+        DataParallelOptions const& options
+    )
+        : model{start}, optimizer{optimizer_of(model)}, ddp{comm, model, options},
+          step{comm, optimizer}, alone{start_alone}, optimizer_alone{optimizer_of(alone)} {}
+
+    void compute(Tensor const& input) {
+        optimizer.zero_grad();
+        ddp.forward(input).square().sum().backward();
+    }
+
+    torch::nn::Sequential model;
+    torch::optim::SGD optimizer;
+    joinable::torch::DistributedDataParallel<ThreadCommunicator, torch::nn::SequentialImpl> ddp;
+    joinable::torch::Step<ThreadCommunicator, torch::optim::SGD> step;
+    torch::nn::Sequential alone;
+    torch::optim::SGD optimizer_alone;
+
+private:
+    static torch::optim::SGD optimizer_of(torch::nn::Sequential const& net) {
+        return torch::optim::SGD{net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.5)};
+    }
+};
+torch::nn::Sequential make_stack(int rank) {
+    return torch::nn::Sequential{
+        make_layer(2, 3, rank, 0.5), torch::nn::Tanh{}, make_layer(3, 2, rank, 1.5)
+    };
+}
+std::vector<Tensor> copies(std::vector<Tensor> const& tensors) {
+    std::vector<Tensor> all;
+    for (Tensor const& tensor : tensors) {
+        all.push_back(tensor.detach().clone());
+    }
+    return all;
+}
+void check_equal(std::vector<Tensor> const& tensors, std::vector<Tensor> const& expected) {
+    REQUIRE(tensors.size() == expected.size());
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+        CAPTURE(i);
+        CHECK(torch::allclose(tensors[i], expected[i], 0, 1e-12));
+    }
+}
+
+TEST_CASE("a clone of a module in training has values of its own, and both train as libtorch alone"
+) {
+    for (bool const are_views : {false, true}) {
+        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            DataParallelOptions const options{.gradient_as_bucket_view = are_views};
+            std::size_t first = 0;
+            auto const train = [&](auto&& guard, auto&... stacks) {
+                for (std::size_t input = 0; input < inputs_of(comm.rank()); ++input) {
+                    (stacks.compute(input_of(comm.rank(), first + input)), ...);
+                    (stacks.step.step(), ...);
+                }
+                guard.finish();
+                (train_epoch_alone(stacks.alone, stacks.optimizer_alone, comm.size(), first), ...);
+                first += inputs_of_all(comm.size());
+            };
+            TrainedStack one{comm, make_stack(comm.rank()), make_stack(0), options};
+            train(joinable::Join{joinable::participants(one.ddp, one.step)}, one);
+
+            torch::nn::Sequential const clone{
+                std::dynamic_pointer_cast<torch::nn::SequentialImpl>(one.model->clone())
+            };
+            torch::nn::Sequential const clone_alone = make_stack(0);
+            auto const copy_alone = clone_alone->parameters();
+            for (std::size_t i = 0; i < copy_alone.size(); ++i) {
+                torch::NoGradGuard const quiet;
+                copy_alone[i].copy_(one.alone->parameters()[i]);
+                CHECK(!clone->parameters()[i].grad().defined());
+            }
+            TrainedStack two{comm, clone, clone_alone, options};
+            std::vector<Tensor> const before = copies(one.model->parameters());
+            train(joinable::Join{joinable::participants(two.ddp, two.step)}, two);
+            for (std::size_t i = 0; i < before.size(); ++i) {
+                CHECK(torch::equal(one.model->parameters()[i], before[i]));
+            }
+            train(
+                joinable::Join{joinable::participants(one.ddp, one.step, two.ddp, two.step)},
+                one,
+                two
+            );
+            train(joinable::Join{joinable::participants(one.ddp, one.step)}, one);
+            check_equal(one.model->parameters(), one.alone->parameters());
+            check_equal(two.model->parameters(), two.alone->parameters());
+        });
+    }
 }
 
 } // namespace

@@ -16,7 +16,9 @@
 #include <support/ranks.hpp>
 
 #include <joinable/communicator/collectives.hpp>
+#include <joinable/interop/torch.hpp>
 #include <joinable/join/guard.hpp>
+#include <joinable/join/options.hpp>
 #include <joinable/participant/action.hpp>
 
 namespace {
@@ -182,6 +184,67 @@ TEST_CASE("a guard iterates over data loaders of different lengths, with or with
                     CHECK(sums[1] == 10 * 11 * 21 / 6);
                 }
             });
+        }
+    }
+}
+
+/// What an evaluation of the numbers below `count` has seen, on all ranks.
+struct Tally {
+    explicit Tally(std::size_t count)
+        : seen{torch::zeros({static_cast<std::int64_t>(count)}, torch::kLong)} {}
+
+    void add(torch::data::Example<> const& batch, torch::Tensor const& outputs) {
+        loss += torch::mse_loss(outputs.flatten(), batch.target, at::Reduction::Sum);
+        seen.index_add_(
+            0, batch.data.to(torch::kLong), torch::ones({batch.data.size(0)}, torch::kLong)
+        );
+    }
+
+    torch::Tensor seen;
+    torch::Tensor loss = torch::zeros({}, torch::kDouble);
+};
+
+TEST_CASE("an evaluation over data loaders counts each sample once, also where ranks have none") {
+    for (std::size_t const count : std::vector<std::size_t>{1, 3, 7, 8, 21}) {
+        CAPTURE(count);
+        for (std::size_t const workers : {std::size_t{0}, std::size_t{2}}) {
+            for (bool const in_guard : {false, true}) {
+                run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+                    torch::nn::Linear model{1, 1};
+                    model->to(torch::kDouble);
+                    joinable::torch::DistributedDataParallel ddp{comm, model};
+                    auto loader = torch::data::make_data_loader(
+                        Squares{count}.map(torch::data::transforms::Stack<>()),
+                        ShardSampler{count, comm, {.seed = 1}},
+                        torch::data::DataLoaderOptions{}.batch_size(2).workers(workers)
+                    );
+                    torch::NoGradGuard const no_graph;
+                    Tally tally{count};
+                    if (in_guard) { // as layers that communicate need it
+                        joinable::Join join{joinable::participants(ddp)};
+                        auto const evaluates = [](auto const&) {
+                            return joinable::RoundNotice{.phase = joinable::Phase::evaluate};
+                        };
+                        for (auto const& batch : join.iterate(*loader, evaluates)) {
+                            tally.add(batch, ddp.forward(batch.data.unsqueeze(1)));
+                        }
+                        auto const ranks = static_cast<std::size_t>(comm.size());
+                        auto const most = (count + ranks - 1) / ranks;
+                        CHECK(join.finish().rounds == (most + 1) / 2);
+                    } else {
+                        for (auto const& batch : *loader) {
+                            tally.add(batch, model->forward(batch.data.unsqueeze(1)));
+                        }
+                    }
+                    joinable::all_reduce(comm, tally.seen).wait();
+                    joinable::all_reduce(comm, tally.loss).wait();
+                    CHECK(torch::equal(tally.seen, torch::ones_like(tally.seen)));
+                    auto const x = torch::arange(static_cast<double>(count), torch::kDouble);
+                    auto const outputs = model->forward(x.unsqueeze(1)).flatten();
+                    auto const loss = torch::mse_loss(outputs, x.square(), at::Reduction::Sum);
+                    CHECK(torch::allclose(tally.loss, loss, 1e-12, 1e-12));
+                });
+            }
         }
     }
 }

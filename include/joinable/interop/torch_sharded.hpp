@@ -507,17 +507,17 @@ class ShardedDataParallel
 public:
     /// Collective. `module` is a module, a holder (`torch::nn::Sequential`) or a shared pointer, or but for
     /// Sharding::parameters a torch::jit::Module. A module itself must outlive this object. Parameters and buffers take
-    /// rank 0's values. `rule` is an UpdateRule, a LocalOptimizer, or a factory that makes libtorch's optimizer of the
+    /// rank 0's values. `optimizer` is an UpdateRule, a LocalOptimizer, or a factory that makes one of libtorch of the
     /// parameters that it is given, those that this rank owns.
     /// @throws what joinable::ShardedDataParallel throws, and what the factory throws; ContractViolation also for sparse
     ///         gradients, and with Sharding::parameters if a trained parameter shares its storage with another tensor or
     ///         fills only a part of it.
     template <class Holder, class R>
-    ShardedDataParallel(Comm& comm, Holder& module, R rule, ShardedOptions const& options = {})
+    ShardedDataParallel(Comm& comm, Holder& module, R optimizer, ShardedOptions const& options = {})
         : ShardedDataParallel{
               comm,
               module,
-              Rule(std::move(rule)),
+              Rule(std::move(optimizer)),
               options,
               std::make_shared<detail::TorchViews>(),
               std::make_shared<detail::TorchClips>()
@@ -547,7 +547,7 @@ public:
 
     /// The optimizer of libtorch that a factory has made. See joinable::torch::Optimizer::local(). Local.
     [[nodiscard]] auto& local()
-        requires requires(Rule& rule) { rule.optimizer(); }
+        requires requires(Rule& one) { one.optimizer(); }
     {
         return this->rule().optimizer();
     }
@@ -559,6 +559,8 @@ public:
     /// keeps them while the returned object lives. For forward(pass), with Sharding::parameters; with another sharding it
     /// does nothing. The backward pass gathers the values that its nodes were made with, and needs no call. Local, but the
     /// gathers that it waits for are collective: in the order of the units, which is that of registration.
+    ///
+    /// libtorch tells neither that a layer begins nor that a value was read for the last time, so the pass has to.
     ///
     /// A unit is gathered once in a pass: hold values that are used again, such as tied weights. Values that are held while a
     /// later unit is used stay for the backward pass, too. Around a checkpointed block hold its values outside of
@@ -591,7 +593,7 @@ private:
     ShardedDataParallel(
         Comm& comm,
         Holder& module,
-        Rule rule,
+        Rule optimizer,
         ShardedOptions options,
         std::shared_ptr<detail::TorchViews> views,
         std::shared_ptr<detail::TorchClips> clip
@@ -621,7 +623,7 @@ private:
                   return joinable::parameters(std::move(tensors));
               },
               detail::announced_buffers_of(comm, module),
-              std::move(rule),
+              std::move(optimizer),
               with_clip(options, clip)
           },
           clip_{options.step_in_backward ? nullptr : std::move(clip)} {

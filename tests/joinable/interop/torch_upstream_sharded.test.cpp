@@ -24,8 +24,8 @@
 //                                          "forward() twice"
 // test_to_float64_after_init               T:values, refused: "each mistake with values ..."
 // test_param_registration_after_*          T:values: "the values of two layers ... exist at a time"
-// test_train_parity_hsdp                   nowhere: all ranks share values. State of a group: U
-// test_clip_grad_norm_1d                   T:sharded, T:values: with a norm
+// test_train_parity_hsdp                   here: a group shares the state, all ranks the values
+// test_clip_grad_norm_1d                   here, of test_fully_shard_clip_grad_norm_.py
 //
 // test_state_dict, test_collect_shards     here, of joinable's rules. torch::Optimizer has it in a
 //                                          Checkpoint: T:optimizer
@@ -48,6 +48,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -81,16 +83,37 @@ Net in_double(Net net) {
     fill(*net);
     return net;
 }
+/// Each parameter once. Tied ones are listed twice.
+std::vector<Tensor> distinct_of(torch::nn::Module const& module) {
+    std::vector<Tensor> distinct;
+    for (Tensor const& tensor : module.parameters()) {
+        auto const is_tensor = [&](Tensor const& other) { return other.is_same(tensor); };
+        if (std::none_of(distinct.begin(), distinct.end(), is_tensor)) {
+            distinct.push_back(tensor);
+        }
+    }
+    return distinct;
+}
 
 // -- values in parts beside DistributedDataParallel -----------------------------------------------
 
-/// Trains by libtorch's Adam on each rank, and by the same in parts. `pass(net, inputs, use)`
-/// returns a loss. It uses the values of what `use` was given while the result lives.
-template <class Make, class Inputs, class Pass>
+/// Keeps the values of a module while the result lives.
+using Use = std::function<std::shared_ptr<void>(torch::nn::Module const&)>;
+Use const use_nothing = [](torch::nn::Module const&) { return nullptr; };
+template <class Sharded>
+Use use_of(Sharded& sharded) {
+    return [&](torch::nn::Module const& part) {
+        return std::make_shared<typename Sharded::HeldValues>(sharded.use(part));
+    };
+}
+
+/// Trains by libtorch's Adam on each rank, and by the same in parts. The pass returns a loss.
+/// Compiled once for each class of nets.
+template <class Net>
 void check_parity(
-    Make const& make,
-    Inputs const& inputs,
-    Pass const& pass,
+    std::function<Net()> const& make,
+    std::function<Tensor(int rank, int pass)> const& inputs,
+    std::function<Tensor(Net&, Tensor const&, Use const&)> const& pass,
     ShardedOptions const& options,
     int passes_of_a_step = 1
 ) {
@@ -98,18 +121,10 @@ void check_parity(
         CAPTURE(comm.size());
         auto alike = make();
         auto model = make();
-        std::vector<Tensor> distinct; // tied ones are listed twice
-        for (Tensor const& tensor : alike->parameters()) {
-            auto const is_tensor = [&](Tensor const& other) { return other.is_same(tensor); };
-            if (std::none_of(distinct.begin(), distinct.end(), is_tensor)) {
-                distinct.push_back(tensor);
-            }
-        }
-        auto optimizer = adam_of_model(distinct);
+        auto optimizer = adam_of_model(distinct_of(*alike));
         joinable::torch::DistributedDataParallel ddp{comm, alike};
         joinable::torch::ShardedDataParallel sharded{comm, model, adam_of_model, options};
-        auto const nothing = [](auto const&) { return std::vector<int>{}; };
-        auto const use = [&](auto const& part) { return sharded.use(part); };
+        Use const use = use_of(sharded);
         for (int step = 0; step < 10; ++step) {
             CAPTURE(step);
             alike->zero_grad(step % 2 == 0);
@@ -118,7 +133,7 @@ void check_parity(
                 Tensor const batch = inputs(comm.rank(), step * passes_of_a_step + k);
                 joinable::RoundNotice const notice{.will_sync = k + 1 == passes_of_a_step};
                 Tensor const expected =
-                    ddp.forward([&] { return pass(alike, batch, nothing); }, notice);
+                    ddp.forward([&] { return pass(alike, batch, use_nothing); }, notice);
                 Tensor const loss =
                     sharded.forward([&] { return pass(model, batch, use); }, notice);
                 CHECK(torch::equal(loss, expected));
@@ -139,9 +154,9 @@ ShardedOptions in_units(std::vector<std::size_t> units) {
     return {.sharding = Sharding::parameters, .units = std::move(units)};
 }
 
-auto const rows_of_model = [](torch::nn::Sequential& net, Tensor x, auto const& use) {
+auto const rows_of_model = [](torch::nn::Sequential& net, Tensor x, Use const& use) {
     for (auto& layer : *net) {
-        auto const held = use(layer.ptr());
+        auto const held = use(*layer.ptr());
         x = layer.forward(x);
     }
     return x.sum();
@@ -162,14 +177,16 @@ TEST_CASE("ten steps of a libtorch module in parts have the losses and the value
             });
         };
         auto const inputs = [&](int rank, int) { return numbers({4, widths.in}, 40 + rank); };
-        auto const at_once = [](torch::nn::Sequential& net, Tensor const& x, auto const& use) {
-            auto const held = use(net);
+        auto const at_once = [](torch::nn::Sequential& net, Tensor const& x, Use const& use) {
+            auto const held = use(*net);
             return net->forward(x).sum();
         };
-        check_parity(make, inputs, at_once, in_units({4}));
-        check_parity(make, inputs, rows_of_model, in_units({2, 2}));
+        check_parity<torch::nn::Sequential>(make, inputs, at_once, in_units({4}));
+        check_parity<torch::nn::Sequential>(make, inputs, rows_of_model, in_units({2, 2}));
         for (Sharding const sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
-            check_parity(make, inputs, rows_of_model, {.sharding = sharding});
+            check_parity<torch::nn::Sequential>(
+                make, inputs, rows_of_model, {.sharding = sharding}
+            );
         }
     }
     auto const deep = [] {
@@ -181,9 +198,11 @@ TEST_CASE("ten steps of a libtorch module in parts have the losses and the value
         return in_double(net);
     };
     auto const inputs = [](int rank, int pass) { return numbers({3, 6}, 5 * rank + pass); };
-    check_parity(deep, inputs, rows_of_model, in_units({2, 2, 2, 2, 2}));
-    check_parity(deep, inputs, rows_of_model, in_units({2, 2, 2, 2, 2}), 3);
-    check_parity(deep, inputs, rows_of_model, {.sharding = Sharding::gradients}, 3);
+    check_parity<torch::nn::Sequential>(deep, inputs, rows_of_model, in_units({2, 2, 2, 2, 2}));
+    check_parity<torch::nn::Sequential>(deep, inputs, rows_of_model, in_units({2, 2, 2, 2, 2}), 3);
+    check_parity<torch::nn::Sequential>(
+        deep, inputs, rows_of_model, {.sharding = Sharding::gradients}, 3
+    );
 }
 
 struct MultiForwardImpl : torch::nn::Module {
@@ -196,24 +215,24 @@ TORCH_MODULE(MultiForward);
 TEST_CASE("a layer that a pass of a libtorch module in parts runs twice trains as DDP's does") {
     auto const make = [] { return in_double(MultiForward{}); };
     auto const inputs = [](int rank, int step) { return numbers({6, 4}, 7 * rank + step); };
-    auto const twice = [](MultiForward& net, Tensor const& x, auto const& use) {
+    auto const twice = [](MultiForward& net, Tensor const& x, Use const& use) {
         Tensor both;
         {
-            auto const held = use(net->inner);
+            auto const held = use(*net->inner);
             both = net->inner->forward(x) + net->inner->forward(x.cos());
         }
-        auto const held = use(net->outer);
+        auto const held = use(*net->outer);
         return net->outer->forward(both).sum();
     };
-    auto const two_batches = [](MultiForward& net, Tensor const& x, auto const& use) {
-        auto const held = use(net);
+    auto const two_batches = [](MultiForward& net, Tensor const& x, Use const& use) {
+        auto const held = use(*net);
         auto const run = [&](Tensor const& batch) {
             return net->outer->forward(torch::tanh(net->inner->forward(batch))).sum();
         };
         return (run(x) - run(x.cos())).pow(2);
     };
-    check_parity(make, inputs, twice, in_units({2, 2}));
-    check_parity(make, inputs, two_batches, in_units({2, 2}));
+    check_parity<MultiForward>(make, inputs, twice, in_units({2, 2}));
+    check_parity<MultiForward>(make, inputs, two_batches, in_units({2, 2}));
 }
 
 /// Words in, the next ones out, by the same weight.
@@ -235,17 +254,17 @@ TEST_CASE("tied weights of a libtorch module in parts train as DDP's do, all of 
     auto const inputs = [](int rank, int step) {
         return (torch::arange(8, torch::kLong) * 3 + 5 * rank + step) % words;
     };
-    auto const pass = [](Tied& net, Tensor const& text, auto const& use) {
-        auto const table = use(net->table); // kept, as its weight is used again
+    auto const pass = [](Tied& net, Tensor const& text, Use const& use) {
+        auto const table = use(*net->table); // kept, as its weight is used again
         Tensor x = net->table->forward(text);
         {
-            auto const held = use(net->hidden);
+            auto const held = use(*net->hidden);
             x = torch::tanh(net->hidden->forward(x));
         }
         Tensor const scores = torch::linear(x, net->table->weight);
         return torch::nn::functional::cross_entropy(scores, text);
     };
-    check_parity(make, inputs, pass, in_units({1, 2}));
+    check_parity<Tied>(make, inputs, pass, in_units({1, 2}));
     run_ranks({1, 2, 3, 4}, [&](ThreadCommunicator& comm) {
         Tied model = make();
         Tensor const before = model->table->weight.detach().clone();
@@ -255,12 +274,190 @@ TEST_CASE("tied weights of a libtorch module in parts train as DDP's do, all of 
             joinable::Adam{.learning_rate = 1e-2},
             {.sharding = Sharding::parameters, .partition = joinable::Partition::flat}
         };
-        auto const use = [&](auto const& part) { return sharded.use(part); };
+        Use const use = use_of(sharded);
         sharded.forward([&] { return pass(model, inputs(comm.rank(), 0), use); }).backward();
         sharded.step();
         auto const held = sharded.use_all();
         CHECK((model->table->weight - before).abs().sum(1).ne(0).all().item<bool>());
     });
+}
+
+/// A normalisation without bias, which libtorch's C++ does not have.
+struct ScaledNormImpl : torch::nn::Module {
+    explicit ScaledNormImpl(std::int64_t width)
+        : scale{register_parameter("scale", torch::ones({width}))} {}
+    Tensor forward(Tensor const& x) { return torch::layer_norm(x, scale.sizes(), scale); }
+    Tensor scale;
+};
+TORCH_MODULE(ScaledNorm);
+
+struct PerceptronImpl : torch::nn::Module {
+    PerceptronImpl(std::int64_t width, std::int64_t factor)
+        : in{register_module("in", torch::nn::Linear{width, factor * width})},
+          out{register_module("out", torch::nn::Linear{factor * width, width})} {}
+    Tensor forward(Tensor const& x) {
+        return torch::relu(out->forward(torch::relu(in->forward(x))));
+    }
+    torch::nn::Linear in, out;
+};
+TORCH_MODULE(Perceptron);
+
+// test_train_parity_hsdp
+TEST_CASE("groups that share libtorch's values or state train in micro-batches as DDP does") {
+    for (std::int64_t const width : {3, 16, 17}) {
+        CAPTURE(width);
+        auto const make = [&] {
+            return in_double(torch::nn::Sequential{
+                ScaledNorm{width}, Perceptron{width, 3}, Perceptron{width, 4}, Perceptron{width, 3}
+            });
+        };
+        auto const inputs = [&](int rank, int pass) {
+            return numbers({8, width}, 5 * rank + pass);
+        };
+        check_parity<torch::nn::Sequential>(make, inputs, rows_of_model, in_units({1, 4, 4, 4}), 3);
+        for (bool const syncs_each : {false, true}) {
+            run_ranks({1, 2, 3, 4}, [&](ThreadCommunicator& comm) {
+                ThreadCommunicator node = comm.split(comm.rank() / 2, comm.rank());
+                auto alike = make();
+                auto model = make();
+                auto optimizer = adam_of_model(alike->parameters());
+                joinable::torch::DistributedDataParallel whole{comm, alike};
+                joinable::torch::DistributedDataParallel ddp{comm, model};
+                joinable::ZeroRedundancyOptimizer zero{
+                    comm,
+                    node,
+                    joinable::torch::parameters(model),
+                    joinable::Adam{.learning_rate = 1e-2}
+                };
+                for (int step = 0; step < 5; ++step) {
+                    CAPTURE(step);
+                    for (int micro = 0; micro < 3; ++micro) {
+                        Tensor const batch = inputs(comm.rank(), 3 * step + micro);
+                        joinable::RoundNotice const notice{.will_sync = syncs_each || micro == 2};
+                        Tensor const expected = whole.forward(batch).sum();
+                        Tensor const loss = ddp.forward(notice, batch).sum();
+                        CHECK(torch::allclose(loss, expected, 1e-9, 0));
+                        expected.backward();
+                        loss.backward();
+                    }
+                    for (std::size_t i = 0; i < model->parameters().size(); ++i) {
+                        Tensor const& mean = alike->parameters()[i].grad();
+                        CHECK(torch::allclose(model->parameters()[i].grad(), mean, 1e-9, 1e-12));
+                    }
+                    optimizer.step();
+                    zero.step();
+                    check_close(numbers_of(*model), numbers_of(*alike), 1e-9);
+                    alike->zero_grad(step % 2 == 0);
+                    model->zero_grad(step % 2 == 0);
+                }
+                std::vector<std::size_t> bytes{zero.state_bytes()};
+                joinable::all_reduce(node, bytes).wait();
+                CHECK(bytes[0] == 2 * sizeof(double) * numbers_of(*model).size());
+            });
+        }
+    }
+}
+
+/// Tokens in, scores of the next ones out, by the same weight.
+struct TextImpl : torch::nn::Module {
+    static constexpr std::int64_t words = 8, length = 16, width = 16, heads = 4, depth = 2;
+
+    TextImpl() {
+        table = register_module("table", torch::nn::Embedding{words, width});
+        places = register_module("places", torch::nn::Embedding{length, width});
+        auto const options = torch::nn::TransformerEncoderLayerOptions(width, heads)
+                                 .dim_feedforward(4 * width)
+                                 .dropout(0);
+        for (std::int64_t k = 0; k < depth; ++k) {
+            layers.push_back(register_module(
+                "layer" + std::to_string(k), torch::nn::TransformerEncoderLayer{options}
+            ));
+        }
+        norm = register_module("norm", torch::nn::LayerNorm{torch::nn::LayerNormOptions{{width}}});
+    }
+    Tensor forward(Tensor const& text, Use const& use) {
+        auto const held_table = use(*table);
+        Tensor x = table->forward(text);
+        {
+            auto const held = use(*places);
+            x = (x + places->forward(torch::arange(length, torch::kLong))).transpose(0, 1);
+        }
+        for (auto& layer : layers) {
+            auto const held = use(*layer);
+            x = layer->forward(x);
+        }
+        auto const held = use(*norm);
+        return torch::linear(norm->forward(x.transpose(0, 1)), table->weight);
+    }
+
+    torch::nn::Embedding table{nullptr}, places{nullptr};
+    std::vector<torch::nn::TransformerEncoderLayer> layers;
+    torch::nn::LayerNorm norm{nullptr};
+};
+TORCH_MODULE(Text);
+
+// test_clip_grad_norm_1d. Values show the clipped gradients by SGD at rate 1: Adam's steps hide a
+// factor that all gradients have.
+TEST_CASE("a libtorch module in any sharding is clipped by the norm of DDP's, of each type") {
+    constexpr double max_norm = 1;
+    auto const sgd = [](std::vector<Tensor> mine) {
+        return torch::optim::SGD{std::move(mine), torch::optim::SGDOptions{1}};
+    };
+    for (double const norm_type : {2.0, 1.0, std::numeric_limits<double>::infinity()}) {
+        CAPTURE(norm_type);
+        auto const is_above = [&](Tensor const& gradient) {
+            return gradient.norm(norm_type).item<double>() > max_norm;
+        };
+        run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {
+            auto const text = torch::arange(3 * TextImpl::length, torch::kLong)
+                                  .mul(3 + comm.rank())
+                                  .remainder(TextImpl::words)
+                                  .view({3, TextImpl::length});
+            for (Sharding const sharding :
+                 {Sharding::none, Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
+                CAPTURE(static_cast<int>(sharding));
+                auto alike = in_double(Text{});
+                auto model = in_double(Text{});
+                auto const values = distinct_of(*alike);
+                auto optimizer = sgd(values);
+                ShardedOptions options{.sharding = sharding};
+                if (sharding == Sharding::parameters) {
+                    options.units = {1, 1, 12, 12, 2};
+                }
+                joinable::torch::DistributedDataParallel ddp{comm, alike};
+                joinable::torch::ShardedDataParallel sharded{comm, model, sgd, options};
+                Use const use = use_of(sharded);
+                for (int step = 0; step < 10; ++step) {
+                    CAPTURE(step);
+                    alike->zero_grad();
+                    model->zero_grad();
+                    auto const loss_of_text = [&](Text& net, Use const& held) {
+                        return net->forward(text, held).sum() * 1000;
+                    };
+                    Tensor const expected =
+                        ddp.forward([&] { return loss_of_text(alike, use_nothing); });
+                    Tensor const loss = sharded.forward([&] { return loss_of_text(model, use); });
+                    CHECK(torch::allclose(loss, expected, 1e-9, 1e-9));
+                    expected.backward();
+                    loss.backward();
+                    for (Tensor const& value : values) {
+                        CHECK(is_above(value.grad())); // else clipping would show little
+                    }
+                    double const norm =
+                        torch::nn::utils::clip_grad_norm_(values, max_norm, norm_type);
+                    for (Tensor const& value : values) {
+                        CHECK(!is_above(value.grad()));
+                    }
+                    sharded.clip_grad_norm_(max_norm, norm_type);
+                    optimizer.step();
+                    sharded.step();
+                    CHECK(sharded.grad_norm() == doctest::Approx(norm).epsilon(1e-9));
+                    auto const held = sharded.use_all();
+                    check_close(numbers_of(*model), numbers_of(*alike), 1e-9);
+                }
+            }
+        });
+    }
 }
 
 // As in T: "a gradient penalty is no backward pass ...", for DDP

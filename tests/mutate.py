@@ -924,6 +924,17 @@ MUTATIONS = [
         "interop/torch_optimizer.test.cpp", "a scheduler of libtorch*",
     ),
     Mutation(
+        "optimizers-of-libtorch-step-in-host-memory", "interop/torch_optimizer.hpp",
+        "bool const is_on_host = view.device().kind == DeviceKind::host;", "bool const is_on_host = true;",
+        "interop/torch_devices.test.cpp", "libtorch's Adam steps on each GPU*",
+    ),
+    Mutation(
+        "values-of-modules-come-back-on-the-host", "interop/torch_sharded.hpp",
+        "is_there ? tensor.device() : c10::Device{c10::kMeta};",
+        "is_there ? c10::Device{c10::kCPU} : c10::Device{c10::kMeta};",
+        "interop/torch_devices.test.cpp", "a sharded libtorch module trains on GPUs*",
+    ),
+    Mutation(
         "norms-to-clip-to-may-differ", "interop/torch_sharded.hpp",
         "if (largest != mine) {", "if (false) {",
         "interop/torch_sharded.test.cpp", "ranks that clip one step differently*",

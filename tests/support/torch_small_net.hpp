@@ -17,6 +17,7 @@
 #include <doctest/doctest.h>
 
 #include <joinable/interop/torch_optimizer.hpp>
+#include <joinable/join/guard.hpp>
 #include <support/engines.hpp>
 
 namespace joinable_tests::small_net {
@@ -162,6 +163,28 @@ struct ThrowsInBackward : torch::autograd::Function<ThrowsInBackward> {
         throw AutogradError{"a batch that cannot be differentiated"};
     }
 };
+
+/// Three rounds in a guard, where `loss_of_round` runs a forward pass. A batch whose backward pass
+/// throws AutogradError is skipped, or ends the guard. Returns what leaves the guard.
+template <class Sharded, class Loss, class... Control>
+std::string
+train_or_skip(Sharded& sharded, bool skips, Loss const& loss_of_round, Control const&... control) {
+    return refusal([&] {
+        joinable::Join guard{joinable::participants(sharded), control...};
+        for (int round = 0; round < 3; ++round) {
+            try {
+                sharded.backward(loss_of_round(round));
+            } catch (AutogradError const&) {
+                if (!skips) {
+                    throw;
+                }
+                sharded.skip();
+            }
+            sharded.step();
+        }
+        guard.finish();
+    });
+}
 
 /// Runs a layer again in the backward pass, in a backward pass of its own.
 struct RunsBlockAgain : torch::autograd::Function<RunsBlockAgain> {

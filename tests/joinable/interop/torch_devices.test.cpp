@@ -443,29 +443,17 @@ TEST_CASE("a batch that fails in autograd's thread of a GPU is skipped, or the o
                 comm, model, adam_on_device, {.sharding = joinable::Sharding::gradients}
             };
             bool const fails = comm.rank() == comm.size() - 1;
-            std::string text;
-            try {
-                joinable::Join guard{joinable::participants(sharded), joinable::control(hosts)};
-                for (int round = 0; round < 3; ++round) {
-                    try {
-                        Tensor const outputs = sharded.forward([&] {
-                            Tensor const inputs = inputs_on(model->first->bias, comm.rank(), round);
-                            Tensor const result = model->forward(inputs);
-                            return fails && round == 1 ? net::ThrowsInBackward::apply(result)
-                                                       : result;
-                        });
-                        sharded.backward(loss_on_device(outputs, comm.rank(), round));
-                    } catch (net::AutogradError const&) {
-                        if (!skips) {
-                            throw;
-                        }
-                        sharded.skip();
-                    }
-                    sharded.step();
-                }
-                guard.finish();
-            } catch (std::exception const& error) {
-                text = error.what();
+            auto const loss_of_round = [&](int round) {
+                Tensor const outputs = sharded.forward([&] {
+                    Tensor const inputs = inputs_on(model->first->bias, comm.rank(), round);
+                    Tensor const result = model->forward(inputs);
+                    return fails && round == 1 ? net::ThrowsInBackward::apply(result) : result;
+                });
+                return loss_on_device(outputs, comm.rank(), round);
+            };
+            std::string const text =
+                net::train_or_skip(sharded, skips, loss_of_round, joinable::control(hosts));
+            if (!text.empty()) {
                 // After a pass of its own, that thread has let go of the one that failed.
                 torch::ones_like(model->first->bias).requires_grad_(true).sum().backward();
             }

@@ -287,30 +287,14 @@ TEST_CASE(
                     comm, model, adam, {.sharding = sharding, .bucket_cap_bytes = 100}
                 };
                 bool const fails = comm.rank() == comm.size() - 1;
-                std::string text;
-                try {
-                    joinable::Join guard{joinable::participants(sharded)};
-                    for (int round = 0; round < 3; ++round) {
-                        model->zero_grad(true);
-                        try {
-                            Tensor outputs = sharded.forward([&] {
-                                Tensor const result = model->forward(inputs_of(comm.rank(), round));
-                                bool const is_bad = fails && round == 1;
-                                return is_bad ? ThrowsInBackward::apply(result) : result;
-                            });
-                            sharded.backward(loss_of(outputs, comm.rank(), round));
-                        } catch (AutogradError const&) {
-                            if (!skips) {
-                                throw;
-                            }
-                            sharded.skip();
-                        }
-                        sharded.step();
-                    }
-                    guard.finish();
-                } catch (std::exception const& error) {
-                    text = error.what();
-                }
+                std::string const text = train_or_skip(sharded, skips, [&](int round) {
+                    model->zero_grad(true);
+                    Tensor const outputs = sharded.forward([&] {
+                        Tensor const result = model->forward(inputs_of(comm.rank(), round));
+                        return fails && round == 1 ? ThrowsInBackward::apply(result) : result;
+                    });
+                    return loss_of(outputs, comm.rank(), round);
+                });
                 bool const is_told =
                     text.find("a batch that cannot be differentiated") != std::string::npos;
                 CHECK(is_told == !skips);

@@ -1022,7 +1022,8 @@ public:
                 file,
                 "asked for is ",
                 *unknown.begin(),
-                ", but no parameter is called so, nor a tensor that was attached"
+                ", but no parameter is called so, nor a tensor that attach() was given; what each "
+                "rank has to itself comes with read()"
             );
         }
         if (names.empty()) {
@@ -1085,8 +1086,8 @@ public:
         }
         return parts;
     }
-    /// Calls f(parts) for each other tensor: in this rank's memory, one part for each tensor of the file whose sum it is.
-    /// If there is none, it is to be zeros: f({}, view).
+    /// Calls f(view, parts) for each other tensor: in this rank's memory, one part for each tensor of the file whose sum it
+    /// is. If there is none, it is to be zeros: f(view, {}).
     template <class F>
     void for_each_kept(std::size_t rank, std::size_t ranks, F const& f) const {
         for (std::size_t k = 0; k < kept_.size(); ++k) {
@@ -1478,7 +1479,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// The contents of a checkpoint besides tensors.
 struct TrainingState {
     std::uint64_t rounds = 0;
-    std::uint64_t world_size = 0;                ///< of the training that wrote it, for information
+    std::uint64_t world_size = 0;                ///< ranks that wrote it
     std::string rule;                            ///< the name of the class
     std::vector<RuleSettings> rules;             ///< of the groups
     std::vector<std::uint64_t> group_sizes;      ///< parameters of each group
@@ -1836,7 +1837,7 @@ struct Saved<J, Js...> : Saved<Js...> {
 /// @code
 /// joinable::Checkpoint save{zero, "model.safetensors", {.every = 100}};
 /// if (std::filesystem::exists("model.safetensors")) {
-///     save.read();                              // then skip the first save.rounds() batches
+///     save.read();                              // then skip the first save.rounds() batches: each round syncs
 /// }
 /// joinable::Join guard{joinable::participants(ddp, zero, save)};
 /// for (auto const& batch : rest_of(my_shard, save.rounds())) {
@@ -1943,6 +1944,7 @@ public:
     /// @throws ContractViolation  in a guard, the file is not a complete checkpoint of this model, rule and reduction: the text
     ///         names the first tensor that differs; or the elements of a value come in another order than when it was
     ///         given. Nothing was changed.
+    /// @throws Mismatch  ranks read different files or values, or have attached different tensors. Nothing was changed.
     /// @throws CommunicationError  a rank cannot read; what was read so far is kept.
     /// @throws what the communicator throws.
     void read() { read(file_); }
@@ -1972,8 +1974,9 @@ public:
         detail::run_part(*this, round, [&] { run(round); });
     }
 
-    /// The number of step() calls, including joined rounds and the rounds of the training that was
-    /// read. Each rank with enough inputs has had this many batches. Local.
+    /// The number of step() calls, one for each round that syncs, including joined rounds and those of the training that
+    /// was read. Where each round syncs, a rank with enough inputs has had this many batches; with
+    /// `JoinOptions::sync_every` that many times as many. Local.
     [[nodiscard]] std::uint64_t rounds() const noexcept { return rounds_; }
 
     /// Runs the same steps on joined ranks.

@@ -22,9 +22,10 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
+// These return auto, so compilers instantiate them where they are called, before they miss a to_buffer().
 /// @throws ContractViolation  the tensor is on a device, but the communicator moves host memory.
 template <class T, class Comm>
-void check_tensor(Comm const&, T const& tensor) {
+auto check_tensor(Comm const&, T const& tensor) {
     if constexpr (models_tensor<T>() && has_device<T> && reduces_host_memory<Comm>) {
         if (DeviceId const device = joinable::device(tensor); device != DeviceId{}) {
             throw ContractViolation{
@@ -36,7 +37,7 @@ void check_tensor(Comm const&, T const& tensor) {
     }
 }
 template <class T, class Comm>
-void check_written_tensor(Comm const& comm, T& tensor) {
+auto check_written_tensor(Comm const& comm, T& tensor) {
     static_assert(
         !Tensor<T> || WritableTensor<T>,
         "a collective writes this tensor: give it one whose data() is a pointer to non-const"

@@ -138,7 +138,7 @@ struct Saved<J, Js...> : Saved<Js...> {
 /// @code
 /// joinable::Checkpoint save{zero, "model.safetensors", {.every = 100}};
 /// if (std::filesystem::exists("model.safetensors")) {
-///     save.read();                              // then skip the first save.rounds() batches
+///     save.read();                              // then skip the first save.rounds() batches: each round syncs
 /// }
 /// joinable::Join guard{joinable::participants(ddp, zero, save)};
 /// for (auto const& batch : rest_of(my_shard, save.rounds())) {
@@ -245,6 +245,7 @@ public:
     /// @throws ContractViolation  in a guard, the file is not a complete checkpoint of this model, rule and reduction: the text
     ///         names the first tensor that differs; or the elements of a value come in another order than when it was
     ///         given. Nothing was changed.
+    /// @throws Mismatch  ranks read different files or values, or have attached different tensors. Nothing was changed.
     /// @throws CommunicationError  a rank cannot read; what was read so far is kept.
     /// @throws what the communicator throws.
     void read() { read(file_); }
@@ -274,8 +275,9 @@ public:
         detail::run_part(*this, round, [&] { run(round); });
     }
 
-    /// The number of step() calls, including joined rounds and the rounds of the training that was
-    /// read. Each rank with enough inputs has had this many batches. Local.
+    /// The number of step() calls, one for each round that syncs, including joined rounds and those of the training that
+    /// was read. Where each round syncs, a rank with enough inputs has had this many batches; with
+    /// `JoinOptions::sync_every` that many times as many. Local.
     [[nodiscard]] std::uint64_t rounds() const noexcept { return rounds_; }
 
     /// Runs the same steps on joined ranks.

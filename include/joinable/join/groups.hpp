@@ -352,7 +352,8 @@ private:
 /// enter. Roll calls and JoinResult stay those of all ranks.
 ///
 /// In rounds and post hooks of a participant over a group, counts, sources and numbers of ranks are those of the
-/// group. It averages over the group. A group without an active rank runs no round of its participants, unless
+/// group; but in a round that does not sync, weight_sum() is that of all ranks, and contributor_count() may be too high.
+/// It averages over the group. A group without an active rank runs no round of its participants, unless
 /// one of its ranks has left accumulated gradients to the round. So the values that it averages are stepped over the
 /// same communicator. Beside NoReduction and PeriodicAverage joined ranks step nothing, so a Step
 /// may have any.

@@ -54,7 +54,9 @@ struct TraceEvent {
 /// Nothing is recorded before start(); a range then costs one test. A recorded range costs two readings of
 /// the clock and no allocation. (NoTimeline costs nothing.) A range that ends when the memory is full is
 /// counted but not kept, so a full trace shows the beginning of the run. Rounds, including shadowed ones,
-/// are numbered from 0 during the lifetime of this object, so a round has the same number on all ranks.
+/// are numbered from 0 during the lifetime of this object, so a round has the same number on all ranks. A forward pass
+/// that is made again, outside of a guard or after its notice was refused, counts again, and a group of groups_of()
+/// without an active rank counts none.
 ///
 /// Times are those of the host. On a device, a bucket's range ends when the engine's stream has been told to
 /// wait for the bucket, which says nothing about when the device reduces it. Use NvtxTimeline with a profiler.

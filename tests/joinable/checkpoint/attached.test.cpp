@@ -374,7 +374,8 @@ TEST_CASE("attached tensors are read by their names from another tool's file, an
         save.attach_per_rank("own", own);
         says(
             failure_of([&] { save.read_values(name, {"body.mean", "own/0"}); }),
-            "asked for is own/0, but no parameter is called so, nor a tensor that was attached"
+            "asked for is own/0, but no parameter is called so, nor a tensor that attach() was given; "
+            "what each rank has to itself comes with read()"
         );
         says(failure_of([&] { save.read_values(name); }), "which the model lacks");
         CHECK(mean == std::vector<float>(3, 1.0F));
@@ -415,7 +416,8 @@ TEST_CASE(
         says(refused(more, {}), "it has tensor bias, i64 (), which the model lacks");
         says(
             refused(more, {"0", "bias"}),
-            "asked for is bias, but no parameter is called so, nor a tensor that was attached"
+            "asked for is bias, but no parameter is called so, nor a tensor that attach() was given; "
+            "what each rank has to itself comes with read()"
         );
         says(
             refused(Foreign{}.add("0", DType::f32, {3, 4}, 1), {"0", "1"}),

@@ -161,7 +161,8 @@ public:
                 file,
                 "asked for is ",
                 *unknown.begin(),
-                ", but no parameter is called so, nor a tensor that was attached"
+                ", but no parameter is called so, nor a tensor that attach() was given; what each "
+                "rank has to itself comes with read()"
             );
         }
         if (names.empty()) {
@@ -224,8 +225,8 @@ public:
         }
         return parts;
     }
-    /// Calls f(parts) for each other tensor: in this rank's memory, one part for each tensor of the file whose sum it is.
-    /// If there is none, it is to be zeros: f({}, view).
+    /// Calls f(view, parts) for each other tensor: in this rank's memory, one part for each tensor of the file whose sum it
+    /// is. If there is none, it is to be zeros: f(view, {}).
     template <class F>
     void for_each_kept(std::size_t rank, std::size_t ranks, F const& f) const {
         for (std::size_t k = 0; k < kept_.size(); ++k) {

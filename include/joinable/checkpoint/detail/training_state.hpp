@@ -21,7 +21,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// The contents of a checkpoint besides tensors.
 struct TrainingState {
     std::uint64_t rounds = 0;
-    std::uint64_t world_size = 0;                ///< of the training that wrote it, for information
+    std::uint64_t world_size = 0;                ///< ranks that wrote it
     std::string rule;                            ///< the name of the class
     std::vector<RuleSettings> rules;             ///< of the groups
     std::vector<std::uint64_t> group_sizes;      ///< parameters of each group

@@ -332,7 +332,7 @@ TEST_CASE("a guard knows the communicator behind it, and gives both their deadli
         {
             joinable::Join guard{
                 joinable::participants(of_any, of_comm, of_again),
-                {.timeout = std::chrono::seconds{1}}
+                {.timeout = std::chrono::seconds{50}}
             };
             guard.finish();
         }

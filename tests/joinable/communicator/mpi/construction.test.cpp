@@ -3,6 +3,7 @@
 // meanwhile, and what an earlier communicator has left behind.
 #include <joinable/communicator/mpi/communicator.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,8 @@
 #include <doctest/doctest.h>
 #include <support/environment_variable.hpp>
 #include <support/mpi_ranks.hpp>
+#include <support/polling.hpp>
+#include <support/shared.hpp>
 #include <support/thrown_by.hpp>
 
 #include <joinable/communicator/collectives.hpp>
@@ -274,17 +277,21 @@ TEST_CASE("an abort of the parent while a group splits reaches all, and no rank 
 
 TEST_CASE("a late rank does not split alone when the others have heard of an abort") {
     constexpr milliseconds patience{400}; // ranks hear of an abort within half of it
+    Shared<std::atomic<bool>> has_aborted;
     for (milliseconds const delay : {patience / 20, patience}) {
         run_mpi_groups({3, 4, 8}, [&](MPI_Comm group) {
             MpiCommunicator comm{group, {.patience = patience}};
             bool const is_last = comm.rank() == comm.size() - 1;
             auto inner = comm.split(is_last ? 1 : 0, 0);
+            *has_aborted = false;
             MPI_Barrier(group);
             if (is_last) {
                 comm.abort({joinable::FailureKind::communication, {}, "enough"});
+                *has_aborted = true;
                 return;
             }
             if (comm.rank() == 0) { // it has not heard yet, and the others are in the split
+                wait_until(*has_aborted, true);
                 std::this_thread::sleep_for(delay);
             }
             auto const start = Clock::now();

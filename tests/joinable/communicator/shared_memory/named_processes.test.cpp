@@ -604,7 +604,7 @@ TEST_CASE("a rank that never comes is named by all others at the deadline") {
             CHECK(one.processes.wait() == 0);
         }
         CHECK(one.fates->timed_out == one.world - 1);
-        CHECK(Clock::now() - start < 20s);
+        CHECK(Clock::now() - start < 45s); // not by the deadline of the others
         CHECK(!file_exists(one.job));
     }
 }

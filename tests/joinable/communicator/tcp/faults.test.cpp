@@ -646,9 +646,9 @@ TEST_CASE("however a group ends, no descriptor and no thread is left") {
     // A wait for a thread's end ends when the thread runs nothing more. The system removes it a moment later.
     auto const end = std::chrono::steady_clock::now() + 30s;
     wait_until([&] {
-        return entries("/proc/self/task") == threads || std::chrono::steady_clock::now() > end;
+        return entries("/proc/self/task") <= threads || std::chrono::steady_clock::now() > end;
     });
-    CHECK(entries("/proc/self/task") == threads);
+    CHECK(entries("/proc/self/task") <= threads); // fewer where one was listed before, too
 }
 
 TEST_CASE("a rank that breaks the protocol ends the group, and rank 0 lives on") {

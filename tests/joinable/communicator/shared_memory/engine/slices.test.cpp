@@ -444,6 +444,7 @@ TEST_CASE("who has failed and does not come for its slices is given up, and give
             comm.abort({joinable::FailureKind::peer_failed, {2}, "it was enough"});
             wait_until(*failed, 2);
         } else if (comm.rank() == 0) { // gives up
+            wait_until([&] { return comm.is_aborted(); });
             comm.set_deadline(std::chrono::milliseconds{100});
         }
         CHECK_THROWS_WITH_AS(work.wait(), "it was enough", PeerFailed);

@@ -50,6 +50,31 @@
 #include "join.hpp"
 #include "tcp.hpp"
 
+// ---- joinable/communicator/detail/own_rank.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// @throws ContractViolation  a process says that it is a rank that no group has.
+inline void check_own_rank(int rank, int size) {
+    if (rank < 0 || rank >= size || size > max_ranks) {
+        throw ContractViolation{concat(
+            "expected a rank from 0 to below the world size, which is at most ",
+            max_ranks,
+            ", but was given rank ",
+            rank,
+            " of ",
+            size
+        )};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/gloo/detail/mesh.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {

@@ -19183,10 +19183,10 @@ struct Launcher {
     std::string_view name;
     char const* rank;
     char const* size;
-    char const* marker;                         ///< only this launcher sets it
-    std::array<char const*, 2> job;             ///< together they identify the job
-    std::array<char const*, 2> more = {"", ""}; ///< these too, where they are set
-    char const* local_size = "";                ///< ranks on this machine
+    char const* marker;             ///< only this launcher sets it
+    std::array<char const*, 3> job; ///< together they identify the job
+    char const* restarts = "";      ///< of the agent of a machine; others count their own
+    char const* local_size = "";    ///< ranks on this machine
     char const* machines = "";
     std::string_view without_job; ///< what to do if `job` is not set
 };
@@ -19198,29 +19198,29 @@ inline constexpr std::array<Launcher, 6> launchers{{
      .rank = "JOINABLE_RANK",
      .size = "JOINABLE_WORLD_SIZE",
      .marker = "JOINABLE_RANK",
-     .job = {"JOINABLE_JOB", ""},
+     .job = {"JOINABLE_JOB"},
      .without_job =
          "set it to a text that is the same on all ranks of this job and differs between jobs"},
     {.name = "torchrun",
      .rank = "RANK",
      .size = "WORLD_SIZE",
      .marker = "TORCHELASTIC_RUN_ID",
-     .job = {"MASTER_ADDR", "MASTER_PORT"},
-     .more = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
+     .job = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"},
+     .restarts = "TORCHELASTIC_RESTART_COUNT",
      .local_size = "LOCAL_WORLD_SIZE",
      .without_job = "start the ranks by torchrun, or set JOINABLE_JOB"},
     {.name = "mpirun of Open MPI",
      .rank = "OMPI_COMM_WORLD_RANK",
      .size = "OMPI_COMM_WORLD_SIZE",
      .marker = "OMPI_COMM_WORLD_RANK",
-     .job = {"PMIX_NAMESPACE", ""},
+     .job = {"PMIX_NAMESPACE"},
      .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE",
      .without_job = "start the ranks by mpirun, or set JOINABLE_JOB"},
     {.name = "mpiexec of MPICH",
      .rank = "PMI_RANK",
      .size = "PMI_SIZE",
      .marker = "PMI_RANK",
-     .job = {"PMI_JOBID", ""},
+     .job = {"PMI_JOBID"},
      .local_size = "MPI_LOCALNRANKS",
      .without_job = "MPICH's mpiexec names no job: start the ranks by mpiexec -genv JOINABLE_JOB $$"
     },
@@ -19304,8 +19304,8 @@ private:
         if (found.rank < 0 || found.rank >= found.size) {
             refuse(launcher.rank, concat("a rank below ", launcher.size, " = ", found.size));
         }
-        found.job = job(launcher);
         found.spread = spread(launcher, found.size);
+        found.job = job(launcher, found.spread.empty() ? launcher.restarts : "");
         return found;
     }
 
@@ -19335,13 +19335,13 @@ private:
         };
     }
 
-    [[nodiscard]] std::string job(Launcher const& launcher) const {
+    [[nodiscard]] std::string job(Launcher const& launcher, char const* restarts) const {
         if (is_set("JOINABLE_JOB")) {
             return std::string{text("JOINABLE_JOB")};
         }
         std::string job{launcher.name};
         for (char const* const name : launcher.job) {
-            if (*name != '\0' && !is_set(name)) {
+            if (name != nullptr && !is_set(name)) {
                 throw ContractViolation{concat(
                     "expected a value that identifies this job in ",
                     name,
@@ -19349,11 +19349,9 @@ private:
                     launcher.without_job
                 )};
             }
-            job += *name != '\0' ? concat("/", text(name)) : "";
+            job += name != nullptr ? concat("/", text(name)) : "";
         }
-        for (char const* const name : launcher.more) {
-            job += *name != '\0' ? concat("/", text(name)) : "";
-        }
+        job += *restarts != '\0' ? concat("/", text(restarts)) : "";
         return job;
     }
 
@@ -26287,6 +26285,35 @@ class [[gnu::unavailable("process ranks need Linux: elsewhere use run_threads()"
 
 #endif
 
+// ---- joinable/communicator/detail/own_rank.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#if defined(__linux__)
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// @throws ContractViolation  a process says that it is a rank that no group has.
+inline void check_own_rank(int rank, int size) {
+    if (rank < 0 || rank >= size || size > max_ranks) {
+        throw ContractViolation{concat(
+            "expected a rank from 0 to below the world size, which is at most ",
+            max_ranks,
+            ", but was given rank ",
+            rank,
+            " of ",
+            size
+        )};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+#endif
+
 // ---- joinable/communicator/detail/background_thread.hpp
 
 #if JOINABLE_HAS_DEFINITIONS
@@ -27539,14 +27566,7 @@ private:
 namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION ProcessCommunicator ProcessCommunicator::attach(AttachOptions const& options) {
-    if (options.rank < 0 || options.rank >= options.size) {
-        throw ContractViolation{detail::concat(
-            "expected a rank from 0 to below the world size, but was given rank ",
-            options.rank,
-            " of ",
-            options.size
-        )};
-    }
+    detail::check_own_rank(options.rank, options.size);
     return ProcessCommunicator{
         detail::NamedSegment::attach(options.rank, options.size, options.job, options.deadline),
         options

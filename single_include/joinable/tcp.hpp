@@ -579,6 +579,15 @@ JOINABLE_DEFINITION Socket connect_to(
             if (!socket.is_open() || ::connect(socket.handle(), at->ai_addr, at->ai_addrlen) != 0) {
                 failure = errno;
             }
+            if (failure == EMFILE || failure == ENFILE) { // which waiting does not mend
+                throw CommunicationError{concat(
+                    "rank ",
+                    rank,
+                    " cannot connect to rank 0: ",
+                    std::strerror(failure),
+                    failure == EMFILE ? ": raise its limit of open files (ulimit -n)" : ""
+                )};
+            }
             if (failure == EINPROGRESS || failure == EINTR) {
                 pollfd polled{socket.handle(), POLLOUT, 0};
                 auto const give_up = (std::min)(end, std::chrono::steady_clock::now() + for_one);
@@ -2535,26 +2544,13 @@ struct TcpOptions {
     std::chrono::nanoseconds patience = std::chrono::seconds{5};
 };
 
-namespace detail {
-/// @throws ContractViolation  a process says that it is a rank that no group has.
-inline void check_own_rank(int rank, int size) {
-    if (rank < 0 || rank >= size || size > max_ranks) {
-        throw ContractViolation{concat(
-            "expected a rank from 0 to below the world size, which is at most ",
-            max_ranks,
-            ", but was given rank ",
-            rank,
-            " of ",
-            size
-        )};
-    }
-}
-} // namespace detail
-
 /// Reads what the launcher of this process says (see launch_environment()). JOINABLE_ADDR and
 /// JOINABLE_PORT say where rank 0 is; without them MASTER_ADDR and MASTER_PORT do. JOINABLE_SECRET
-/// is the secret. `lookup(name)` returns the value of a variable, or null if it is not set.
-/// @throws ContractViolation  variables are missing, are not numbers, or contradict each other.
+/// is the secret. torchrun itself may listen at MASTER_PORT, as TORCHELASTIC_USE_AGENT_STORE tells;
+/// its ranks then need JOINABLE_PORT. `lookup(name)` returns the value of a variable, or null if it
+/// is not set.
+/// @throws ContractViolation  variables are missing, are not numbers, or contradict each other;
+///                            torchrun listens at the port.
 template <class Lookup>
 [[nodiscard]] TcpOptions tcp_environment(Lookup const& lookup) {
     auto const text = [&](char const* name) {
@@ -2581,6 +2577,12 @@ template <class Lookup>
     options.job = launch.job;
     options.address = text(require("JOINABLE_ADDR", "MASTER_ADDR", "the machine of rank 0"));
     char const* const name = require("JOINABLE_PORT", "MASTER_PORT", "a free port of that machine");
+    if (text("JOINABLE_PORT").empty() && text("TORCHELASTIC_USE_AGENT_STORE") == "True") {
+        throw ContractViolation{
+            "MASTER_PORT is that of torchrun's own store: set JOINABLE_PORT to a free port of rank "
+            "0's machine, on all ranks"
+        };
+    }
     std::string_view const port = text(name);
     auto const [end, error] = std::from_chars(port.data(), port.data() + port.size(), options.port);
     if (error != std::errc{} || end != port.data() + port.size() || options.port == 0) {
@@ -2770,6 +2772,33 @@ private:
 
 }} // namespace joinable::v0
 
+// ---- joinable/communicator/detail/own_rank.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// @throws ContractViolation  a process says that it is a rank that no group has.
+inline void check_own_rank(int rank, int size) {
+    if (rank < 0 || rank >= size || size > max_ranks) {
+        throw ContractViolation{concat(
+            "expected a rank from 0 to below the world size, which is at most ",
+            max_ranks,
+            ", but was given rank ",
+            rank,
+            " of ",
+            size
+        )};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
 // ---- joinable/communicator/tcp/detail/connect.hpp
 
 #if JOINABLE_HAS_DEFINITIONS
@@ -2862,7 +2891,8 @@ namespace joinable { inline namespace v0 { namespace detail {
                     endpoint_text(address, port),
                     " in time, while rank ",
                     rank,
-                    " is connected: it has no open file left for this rank, or another program listens there"
+                    " is connected: it has not attached yet, is stopped, or has no open file left "
+                    "for this rank; or another program listens there"
                 ),
                 is_renumbered
             };

@@ -30,10 +30,10 @@ struct Launcher {
     std::string_view name;
     char const* rank;
     char const* size;
-    char const* marker;                         ///< only this launcher sets it
-    std::array<char const*, 2> job;             ///< together they identify the job
-    std::array<char const*, 2> more = {"", ""}; ///< these too, where they are set
-    char const* local_size = "";                ///< ranks on this machine
+    char const* marker;             ///< only this launcher sets it
+    std::array<char const*, 3> job; ///< together they identify the job
+    char const* restarts = "";      ///< of the agent of a machine; others count their own
+    char const* local_size = "";    ///< ranks on this machine
     char const* machines = "";
     std::string_view without_job; ///< what to do if `job` is not set
 };
@@ -45,29 +45,29 @@ inline constexpr std::array<Launcher, 6> launchers{{
      .rank = "JOINABLE_RANK",
      .size = "JOINABLE_WORLD_SIZE",
      .marker = "JOINABLE_RANK",
-     .job = {"JOINABLE_JOB", ""},
+     .job = {"JOINABLE_JOB"},
      .without_job =
          "set it to a text that is the same on all ranks of this job and differs between jobs"},
     {.name = "torchrun",
      .rank = "RANK",
      .size = "WORLD_SIZE",
      .marker = "TORCHELASTIC_RUN_ID",
-     .job = {"MASTER_ADDR", "MASTER_PORT"},
-     .more = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
+     .job = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"},
+     .restarts = "TORCHELASTIC_RESTART_COUNT",
      .local_size = "LOCAL_WORLD_SIZE",
      .without_job = "start the ranks by torchrun, or set JOINABLE_JOB"},
     {.name = "mpirun of Open MPI",
      .rank = "OMPI_COMM_WORLD_RANK",
      .size = "OMPI_COMM_WORLD_SIZE",
      .marker = "OMPI_COMM_WORLD_RANK",
-     .job = {"PMIX_NAMESPACE", ""},
+     .job = {"PMIX_NAMESPACE"},
      .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE",
      .without_job = "start the ranks by mpirun, or set JOINABLE_JOB"},
     {.name = "mpiexec of MPICH",
      .rank = "PMI_RANK",
      .size = "PMI_SIZE",
      .marker = "PMI_RANK",
-     .job = {"PMI_JOBID", ""},
+     .job = {"PMI_JOBID"},
      .local_size = "MPI_LOCALNRANKS",
      .without_job = "MPICH's mpiexec names no job: start the ranks by mpiexec -genv JOINABLE_JOB $$"
     },
@@ -151,8 +151,8 @@ private:
         if (found.rank < 0 || found.rank >= found.size) {
             refuse(launcher.rank, concat("a rank below ", launcher.size, " = ", found.size));
         }
-        found.job = job(launcher);
         found.spread = spread(launcher, found.size);
+        found.job = job(launcher, found.spread.empty() ? launcher.restarts : "");
         return found;
     }
 
@@ -182,13 +182,13 @@ private:
         };
     }
 
-    [[nodiscard]] std::string job(Launcher const& launcher) const {
+    [[nodiscard]] std::string job(Launcher const& launcher, char const* restarts) const {
         if (is_set("JOINABLE_JOB")) {
             return std::string{text("JOINABLE_JOB")};
         }
         std::string job{launcher.name};
         for (char const* const name : launcher.job) {
-            if (*name != '\0' && !is_set(name)) {
+            if (name != nullptr && !is_set(name)) {
                 throw ContractViolation{concat(
                     "expected a value that identifies this job in ",
                     name,
@@ -196,11 +196,9 @@ private:
                     launcher.without_job
                 )};
             }
-            job += *name != '\0' ? concat("/", text(name)) : "";
+            job += name != nullptr ? concat("/", text(name)) : "";
         }
-        for (char const* const name : launcher.more) {
-            job += *name != '\0' ? concat("/", text(name)) : "";
-        }
+        job += *restarts != '\0' ? concat("/", text(restarts)) : "";
         return job;
     }
 

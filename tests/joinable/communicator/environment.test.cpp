@@ -133,6 +133,19 @@ TEST_CASE("jobs that run at the same time, and restarts of one, have different i
     differ(srun, {{"SLURM_STEP_ID", "1"}});
 }
 
+TEST_CASE("ranks whose agents count restarts apart have one job") {
+    auto const job_after = [](char const* restarts, char const* local_size) {
+        return read(with(
+                        torchrun,
+                        {{"TORCHELASTIC_RESTART_COUNT", restarts}, {"LOCAL_WORLD_SIZE", local_size}}
+                    )
+        ).job;
+    };
+    CHECK(job_after("0", "1") == "torchrun/127.0.0.1/29500/none");
+    CHECK(job_after("2", "3") == job_after("0", "1"));
+    CHECK(job_after("2", "4") == "torchrun/127.0.0.1/29500/none/2"); // one agent has all ranks
+}
+
 TEST_CASE("ranks on several machines are noticed where the launcher tells") {
     CHECK(
         read(with(open_mpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}})).spread ==

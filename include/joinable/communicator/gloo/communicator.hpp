@@ -11,6 +11,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/own_rank.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/detail/transport.hpp>
 #include <joinable/communicator/detail/work_of.hpp>

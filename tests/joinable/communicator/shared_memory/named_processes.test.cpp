@@ -709,7 +709,13 @@ TEST_CASE("a second job with the same id is refused, and the first one goes on")
 
 TEST_CASE("a rank is one of the world") {
     for (auto const& [rank, size] : {std::pair{-1, 2}, {2, 2}, {0, 0}, {0, -1}, {9000, 9001}}) {
-        CHECK_THROWS_AS(attach(rank, size, fresh_job(), 1ms), joinable::ContractViolation);
+        CHECK_THROWS_WITH_AS(
+            attach(rank, size, fresh_job(), 1ms),
+            doctest::Contains(
+                "expected a rank from 0 to below the world size, which is at most 8192, but"
+            ),
+            ContractViolation
+        );
     }
 }
 

@@ -325,14 +325,39 @@ TEST_CASE(
     CHECK(processes.wait() == 0);
 }
 
+TEST_CASE(
+    "a rank that has no file left for its connection says so at once" *
+    doctest::skip(under_sanitizer) // which opens files itself
+) {
+    Processes processes;
+    processes.start([] {
+        allow_files(64);
+        TcpListener const listener{"127.0.0.1"};
+        auto const start = std::chrono::steady_clock::now();
+        leave_files(0);
+        std::string text;
+        try {
+            TcpCommunicator::attach(at_port(tcp_options(3, 4), listener.port()));
+        } catch (joinable::CommunicationError const& error) {
+            text = error.what();
+        }
+        CHECK(
+            text == "rank 3 cannot connect to rank 0: Too many open files: raise its limit of open "
+                    "files (ulimit -n)"
+        );
+        CHECK(std::chrono::steady_clock::now() - start < 20s);
+    });
+    CHECK(processes.wait() == 0);
+}
+
 TEST_CASE("a rank that is connected, but never answered, says what may be there") {
     TcpListener const silent{"127.0.0.1"};
     auto const end = std::chrono::steady_clock::now() + 100ms;
     CHECK_THROWS_WITH_AS(
         (void)joinable::detail::connect_rank(1, test_job(2), "127.0.0.1", silent.port(), end),
         doctest::Contains(
-            " in time, while rank 1 is connected: it has no open file left for this rank, or "
-            "another program listens there"
+            " in time, while rank 1 is connected: it has not attached yet, is stopped, or has no "
+            "open file left for this rank; or another program listens there"
         ),
         joinable::TimedOut
     );
@@ -805,7 +830,7 @@ TEST_CASE("rank, job and the place of rank 0 come from what a launcher sets") {
     TcpOptions const options = read(torchrun);
     CHECK(options.rank == 3);
     CHECK(options.size == 4);
-    CHECK(options.job == "torchrun/node7/29500/none/");
+    CHECK(options.job == "torchrun/node7/29500/none");
     CHECK(options.address == "node7");
     CHECK(options.port == 29500);
     CHECK(options.secret == "s");
@@ -834,6 +859,30 @@ TEST_CASE("rank, job and the place of rank 0 come from what a launcher sets") {
         "the job",
         joinable::ContractViolation
     );
+}
+
+TEST_CASE("ranks do not meet at the port where torchrun itself listens") {
+    Variables torchrun{
+        {"RANK", "0"},
+        {"WORLD_SIZE", "2"},
+        {"LOCAL_WORLD_SIZE", "2"},
+        {"MASTER_ADDR", "127.0.0.1"},
+        {"MASTER_PORT", "29500"},
+        {"TORCHELASTIC_RUN_ID", "none"},
+        {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+        {"JOINABLE_SECRET", "s"},
+    };
+    for (char const* const rank : {"0", "1"}) {
+        torchrun["RANK"] = rank;
+        CHECK_THROWS_WITH_AS(
+            (void)read(torchrun),
+            "MASTER_PORT is that of torchrun's own store: set JOINABLE_PORT to a free port of "
+            "rank 0's machine, on all ranks",
+            ContractViolation
+        );
+    }
+    CHECK(read(changed(torchrun, "JOINABLE_PORT", "5")).port == 5);
+    CHECK(read(changed(torchrun, "TORCHELASTIC_USE_AGENT_STORE", "False")).port == 29500);
 }
 
 TEST_CASE("processes meet by their environment alone") {

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include <joinable/communicator/detail/own_rank.hpp>
 #include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/communicator/environment.hpp>
 #include <joinable/communicator/shared_memory/process/named_segment.hpp>
@@ -14,14 +15,7 @@
 namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION ProcessCommunicator ProcessCommunicator::attach(AttachOptions const& options) {
-    if (options.rank < 0 || options.rank >= options.size) {
-        throw ContractViolation{detail::concat(
-            "expected a rank from 0 to below the world size, but was given rank ",
-            options.rank,
-            " of ",
-            options.size
-        )};
-    }
+    detail::check_own_rank(options.rank, options.size);
     return ProcessCommunicator{
         detail::NamedSegment::attach(options.rank, options.size, options.job, options.deadline),
         options

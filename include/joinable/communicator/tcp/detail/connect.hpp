@@ -95,7 +95,8 @@ namespace joinable { inline namespace v0 { namespace detail {
                     endpoint_text(address, port),
                     " in time, while rank ",
                     rank,
-                    " is connected: it has no open file left for this rank, or another program listens there"
+                    " is connected: it has not attached yet, is stopped, or has no open file left "
+                    "for this rank; or another program listens there"
                 ),
                 is_renumbered
             };

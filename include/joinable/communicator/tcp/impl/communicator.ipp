@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/own_rank.hpp>
 #include <joinable/communicator/tcp/detail/connect.hpp>
 #include <joinable/detail/text.hpp>
 

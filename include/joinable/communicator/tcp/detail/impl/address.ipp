@@ -102,6 +102,15 @@ JOINABLE_DEFINITION Socket connect_to(
             if (!socket.is_open() || ::connect(socket.handle(), at->ai_addr, at->ai_addrlen) != 0) {
                 failure = errno;
             }
+            if (failure == EMFILE || failure == ENFILE) { // which waiting does not mend
+                throw CommunicationError{concat(
+                    "rank ",
+                    rank,
+                    " cannot connect to rank 0: ",
+                    std::strerror(failure),
+                    failure == EMFILE ? ": raise its limit of open files (ulimit -n)" : ""
+                )};
+            }
             if (failure == EINPROGRESS || failure == EINTR) {
                 pollfd polled{socket.handle(), POLLOUT, 0};
                 auto const give_up = (std::min)(end, std::chrono::steady_clock::now() + for_one);

@@ -788,9 +788,9 @@ private:
                     break;
                 }
                 header_ = object_at<FrameHeader>(std::span{buffer_}.subspan(begin_));
-                begin_ += sizeof header_;
                 done_ = 0;
                 place_ = place(std::as_const(header_), done_);
+                begin_ += sizeof header_; // not if that throws
                 has_header_ = true;
             }
             std::size_t const piece = (std::min)(place_.size(), end_ - begin_);
@@ -1473,10 +1473,21 @@ public:
     /// to them.
     void run() noexcept {
         try {
-            start_if_all_are_here();
-            while (serve()) {
+            try {
+                start_if_all_are_here();
+                while (serve()) {
+                }
+            } catch (...) { // no memory for one rank's data may be enough for a few words
+                end(
+                    {FailureKind::communication,
+                     {0},
+                     "rank 0, where the ranks meet, ran out of memory"}
+                );
+                begin_to_leave();
+                while (serve()) {
+                }
             }
-        } catch (...) { // no memory: all connections close, which all ranks notice
+        } catch (...) { // all connections close, which all ranks notice
             members_.clear();
         }
     }
@@ -2204,7 +2215,11 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
     }
     own_reason_ = reason;
     send({.kind = FrameKind::abort}, packed(reason));
-    pump_until([] { return false; }, is_alone_ ? std::chrono::nanoseconds{0} : patience_);
+    std::uint64_t sent = 0;
+    do { // on a slow connection much may come before it
+        sent = outbox_.sent();
+        pump_until([] { return false; }, is_alone_ ? std::chrono::nanoseconds{0} : patience_);
+    } while (!over_ && !is_alone_ && sent != outbox_.sent());
     if (!over_) {
         over_ = reason;
         if (!std::exchange(is_alone_, true)) {
@@ -2227,11 +2242,8 @@ JOINABLE_DEFINITION void TcpRank::keep_alive() {
 
 JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     poll();
-    if (pending_.empty()) {
+    if (pending_.empty() || over_) {
         return {};
-    }
-    if (over_) {
-        return missing_;
     }
     std::uint64_t const oldest = finished_;
     send({.kind = FrameKind::question, .sequence = oldest});
@@ -2239,7 +2251,7 @@ JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     missing_ = {0}; // if the hub does not answer
     has_answer_ = false;
     pump_until([this] { return has_answer_; }, patience_);
-    return pending_.empty() || is_done(oldest) ? std::vector<int>{} : missing_;
+    return over_ || is_done(oldest) ? std::vector<int>{} : missing_;
 }
 
 JOINABLE_DEFINITION std::chrono::nanoseconds
@@ -2492,11 +2504,13 @@ JOINABLE_DEFINITION void TcpRank::leave() noexcept {
     }
     try {
         send({.kind = FrameKind::leave});
-        auto const end = is_alone_ ? Clock::now() : end_of_wait(patience_);
+        auto end = is_alone_ ? Clock::now() : end_of_wait(patience_);
         std::vector<std::byte> ignored(4096);
         bool is_open = true;
         while (is_open && Clock::now() < end) {
+            std::uint64_t const sent = outbox_.sent();
             outbox_.flush(socket_);
+            end = sent == outbox_.sent() ? end : end_of_wait(patience_); // on a slow connection
             auto const got = socket_.receive(ignored);
             is_open = got.has_value();
             if (got && *got == 0) {

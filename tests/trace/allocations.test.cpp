@@ -9,9 +9,13 @@
 #include <iterator>
 #include <new>
 #include <optional>
+#include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <malloc.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
@@ -24,6 +28,9 @@
 #include <joinable/any_communicator.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/collectives.hpp>
+#include <joinable/communicator/tcp/detail/address.hpp>
+#include <joinable/communicator/tcp/detail/hub.hpp>
+#include <joinable/communicator/tcp/detail/rank.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
@@ -820,6 +827,43 @@ TEST_CASE(
             });
         }
     }
+}
+
+TEST_CASE("where ranks meet by TCP without memory, they hear of it") {
+    using joinable::detail::Socket;
+    bool is_done = false;
+    std::size_t failures = 0;
+    for (; !is_done; ++failures) {
+        int ends[2];
+        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+        Socket listener = joinable::detail::listen_at("127.0.0.1", 0);
+        joinable::detail::Hub hub{std::move(listener), Socket{ends[1]}, {1, "a test", "of it"}};
+        std::jthread const thread{[&] {
+            allocations_left = failures;
+            hub.run();
+        }};
+        joinable::detail::TcpRank zero{Socket{ends[0]}, 0, 1, std::chrono::seconds{60}};
+        try {
+            zero.meet("");
+            std::vector<std::int32_t> values(1'000'000, 1);
+            joinable::detail::Request request;
+            request.signature = {
+                joinable::detail::Collective::all_reduce,
+                joinable::DType::i32,
+                joinable::ReduceOp::sum,
+                0,
+                values.size()
+            };
+            request.out = {values.data(), values.size(), joinable::DType::i32};
+            request.in = request.out;
+            zero.finish(zero.post(request));
+            is_done = true;
+        } catch (joinable::CommunicationError const& error) {
+            std::string const text = error.what();
+            CHECK(text == "rank 0, where the ranks meet, ran out of memory");
+        }
+    }
+    CHECK(failures > 5);
 }
 
 TEST_CASE("a model or an optimizer that is out of memory on one rank is refused on all") {

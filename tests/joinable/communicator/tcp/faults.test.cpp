@@ -16,6 +16,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <set>
 #include <span>
@@ -778,6 +779,99 @@ TEST_CASE("an abort returns when it is settled what all ranks throw") {
     CHECK(hub.send(joinable::detail::bytes_of(end), reason) == sizeof end + reason.size());
     CHECK(next_frame(hub).kind == FrameKind::leave);
     hub.close();
+}
+
+TEST_CASE("an abort waits as long as the bytes before it are read, and so does a rank that leaves"
+) {
+    using joinable::detail::FrameKind;
+    using joinable::detail::Socket;
+    for (bool const aborts : {true, false}) {
+        int handles[2];
+        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
+        Watchdog const watchdog{1};
+        Socket hub{handles[0]};
+        std::vector<std::byte> data(std::size_t{2} << 20U);
+        std::jthread const ends{[&] {
+            joinable::detail::TcpRank rank{Socket{handles[1]}, 1, 2, 60s, {}, {.patience = 500ms}};
+            joinable::detail::Request request;
+            request.in = {data.data(), data.size(), DType::u8};
+            rank.post(request);
+            if (aborts) {
+                rank.abort({FailureKind::mismatch, {1}, "mine"});
+                CHECK_THROWS_WITH_AS((void)rank.post({}), "first", joinable::PeerFailed);
+            }
+        }};
+        std::size_t left = sizeof(joinable::detail::FrameHeader) + data.size();
+        std::vector<std::byte> some(100'000);
+        while (left > 0) { // for 1 s or more in all
+            auto const got = hub.receive(std::span{some}.first((std::min)(some.size(), left)));
+            REQUIRE(got.has_value());
+            left -= *got;
+            std::this_thread::sleep_for(50ms);
+        }
+        if (aborts) {
+            CHECK(next_frame(hub).kind == FrameKind::abort);
+            auto const reason = joinable::detail::packed({FailureKind::peer_failed, {0}, "first"});
+            joinable::detail::FrameHeader end;
+            end.kind = FrameKind::end;
+            end.bytes = reason.size();
+            CHECK(hub.send(joinable::detail::bytes_of(end), reason) == sizeof end + reason.size());
+        }
+        CHECK(next_frame(hub).kind == FrameKind::leave);
+        hub.close();
+    }
+}
+
+TEST_CASE("a frame without a place is read when there is one") {
+    using joinable::detail::FrameHeader;
+    int handles[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
+    joinable::detail::Socket const from{handles[0]};
+    joinable::detail::Socket const to{handles[1]};
+    FrameHeader header;
+    header.bytes = 3;
+    header.sequence = 7;
+    std::array<std::byte, 3> const body{std::byte{1}, std::byte{2}, std::byte{3}};
+    CHECK(from.send(joinable::detail::bytes_of(header), body) == sizeof header + body.size());
+    joinable::detail::Inbox inbox;
+    std::array<std::byte, 3> got{};
+    std::uint64_t sequence = 0;
+    bool has_place = false;
+    auto const read = [&] {
+        return inbox.read(
+            to,
+            [&](FrameHeader const&, std::uint64_t done) {
+                return has_place ? std::span{got}.subspan(done) : throw std::bad_alloc{};
+            },
+            [&](FrameHeader const& taken) { sequence = taken.sequence; }
+        );
+    };
+    CHECK_THROWS_AS((void)read(), std::bad_alloc);
+    has_place = true;
+    CHECK(read());
+    CHECK(sequence == 7);
+    CHECK(got == body);
+}
+
+TEST_CASE("no rank is missing in a group by TCP that has ended") {
+    std::atomic<int> have_asked{0};
+    run_tcp_ranks({2, 3}, [&](TcpCommunicator& comm) {
+        have_asked = 0;
+        comm.barrier();
+        int const others = comm.size() - 1;
+        if (comm.rank() == others) {
+            wait_until([&] { return have_asked == others; });
+            comm.abort({FailureKind::mismatch, {others}, "enough"});
+            return;
+        }
+        std::int32_t value = 1;
+        TcpWork work = comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum);
+        CHECK(comm.missing_ranks().size() >= 1);
+        ++have_asked;
+        wait_until([&] { return comm.is_aborted(); });
+        CHECK(comm.missing_ranks().empty());
+        CHECK_THROWS_AS(work.wait(), joinable::Mismatch);
+    });
 }
 
 /// What a rank throws that has posted an all_reduce of three numbers, then a barrier, when it gets

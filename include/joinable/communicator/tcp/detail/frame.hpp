@@ -169,9 +169,9 @@ private:
                     break;
                 }
                 header_ = object_at<FrameHeader>(std::span{buffer_}.subspan(begin_));
-                begin_ += sizeof header_;
                 done_ = 0;
                 place_ = place(std::as_const(header_), done_);
+                begin_ += sizeof header_; // not if that throws
                 has_header_ = true;
             }
             std::size_t const piece = (std::min)(place_.size(), end_ - begin_);

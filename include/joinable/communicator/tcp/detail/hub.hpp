@@ -36,10 +36,21 @@ public:
     /// to them.
     void run() noexcept {
         try {
-            start_if_all_are_here();
-            while (serve()) {
+            try {
+                start_if_all_are_here();
+                while (serve()) {
+                }
+            } catch (...) { // no memory for one rank's data may be enough for a few words
+                end(
+                    {FailureKind::communication,
+                     {0},
+                     "rank 0, where the ranks meet, ran out of memory"}
+                );
+                begin_to_leave();
+                while (serve()) {
+                }
             }
-        } catch (...) { // no memory: all connections close, which all ranks notice
+        } catch (...) { // all connections close, which all ranks notice
             members_.clear();
         }
     }

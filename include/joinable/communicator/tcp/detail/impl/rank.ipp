@@ -63,7 +63,11 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
     }
     own_reason_ = reason;
     send({.kind = FrameKind::abort}, packed(reason));
-    pump_until([] { return false; }, is_alone_ ? std::chrono::nanoseconds{0} : patience_);
+    std::uint64_t sent = 0;
+    do { // on a slow connection much may come before it
+        sent = outbox_.sent();
+        pump_until([] { return false; }, is_alone_ ? std::chrono::nanoseconds{0} : patience_);
+    } while (!over_ && !is_alone_ && sent != outbox_.sent());
     if (!over_) {
         over_ = reason;
         if (!std::exchange(is_alone_, true)) {
@@ -86,11 +90,8 @@ JOINABLE_DEFINITION void TcpRank::keep_alive() {
 
 JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     poll();
-    if (pending_.empty()) {
+    if (pending_.empty() || over_) {
         return {};
-    }
-    if (over_) {
-        return missing_;
     }
     std::uint64_t const oldest = finished_;
     send({.kind = FrameKind::question, .sequence = oldest});
@@ -98,7 +99,7 @@ JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     missing_ = {0}; // if the hub does not answer
     has_answer_ = false;
     pump_until([this] { return has_answer_; }, patience_);
-    return pending_.empty() || is_done(oldest) ? std::vector<int>{} : missing_;
+    return over_ || is_done(oldest) ? std::vector<int>{} : missing_;
 }
 
 JOINABLE_DEFINITION std::chrono::nanoseconds
@@ -351,11 +352,13 @@ JOINABLE_DEFINITION void TcpRank::leave() noexcept {
     }
     try {
         send({.kind = FrameKind::leave});
-        auto const end = is_alone_ ? Clock::now() : end_of_wait(patience_);
+        auto end = is_alone_ ? Clock::now() : end_of_wait(patience_);
         std::vector<std::byte> ignored(4096);
         bool is_open = true;
         while (is_open && Clock::now() < end) {
+            std::uint64_t const sent = outbox_.sent();
             outbox_.flush(socket_);
+            end = sent == outbox_.sent() ? end : end_of_wait(patience_); // on a slow connection
             auto const got = socket_.receive(ignored);
             is_open = got.has_value();
             if (got && *got == 0) {

@@ -804,14 +804,18 @@ public:
             );
         } else {
             check_color(color);
-            if (communicator().size() != 1) {
+            if (!can_split()) {
                 lacks("split()");
+            }
+            if (auto const reason = abort_reason()) { // a later one does not reach the group
+                throw_failure(*reason);
             }
             return std::make_unique<AnyHeld<SelfCommunicator>>([] { return SelfCommunicator{}; });
         }
     }
     [[nodiscard]] bool can_split() const override {
-        return detail::can_split(communicator()) || communicator().size() == 1;
+        return detail::can_split(communicator()) ||
+               (reduces_host_memory<Comm> && communicator().size() == 1);
     }
     [[nodiscard]] bool sums_pieces() const noexcept override {
         return detail::sums_pieces(communicator());

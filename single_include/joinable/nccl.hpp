@@ -2742,7 +2742,7 @@ public:
     /// @throws ContractViolation  the control communicator does not model Splits, or its transport cannot.
     [[nodiscard]] NcclCommunicator split(int color, int key) {
         detail::check_color(color);
-        if (!rank_.control().can_split()) {
+        if (!can_split()) {
             throw ContractViolation{
                 "an NCCL communicator splits with its control communicator, but that has no 'split(int color, "
                 "int key)', or its transport has none; use one that models Splits"
@@ -2765,6 +2765,9 @@ public:
         options.check = compares_collectives();
         return NcclCommunicator{std::move(control), options, std::exchange(group->made, nullptr)};
     }
+
+    /// Local, the same on all ranks. Whether the control communicator can.
+    [[nodiscard]] bool can_split() const { return rank_.control().can_split(); }
 
 private:
     NcclCommunicator(

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/device_archetype.hpp>
 #include <support/house_communicator.hpp>
 #include <support/linear_model.hpp>
 #include <support/ranks.hpp>
@@ -266,6 +267,34 @@ TEST_CASE("what a transport lacks beside collectives is refused with its name") 
         CHECK(comm.can_split() == (comm.size() == 1));
         CHECK(comm.missing_ranks().empty());
         comm.barrier();
+    });
+}
+
+/// One rank with memory of a device, without split().
+class OneDevice : public DeviceRanks {
+public:
+    void abort(AbortReason const&) {}
+    [[nodiscard]] bool is_aborted() const { return false; }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const { return {}; }
+};
+
+TEST_CASE("a group of one rank that moves memory of a device is none of the host") {
+    OneDevice device;
+    joinable::BasicAnyCommunicator<joinable::Device> comm{device};
+    CHECK_FALSE(comm.can_split());
+    CHECK_THROWS_WITH_AS(
+        (void)comm.split(0, 0),
+        "a OneDevice has no split(); choose a transport that has it on all ranks",
+        ContractViolation
+    );
+}
+
+TEST_CASE("an aborted rank that is alone makes no group") {
+    run_ranks({1}, [](ThreadCommunicator& inner) {
+        HouseCommunicator house{inner};
+        AnyCommunicator comm{house};
+        comm.abort({joinable::FailureKind::mismatch, {0}, "enough"});
+        CHECK_THROWS_WITH_AS((void)comm.split(0, 0), "enough", Mismatch);
     });
 }
 

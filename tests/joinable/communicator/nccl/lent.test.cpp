@@ -378,6 +378,7 @@ class Whole : public joinable::SelfCommunicator {};
 TEST_CASE("a control communicator that cannot split is said to be why") {
     Whole hosts;
     NcclCommunicator comm{hosts};
+    CHECK_FALSE(comm.can_split());
     CHECK_THROWS_WITH_AS(
         static_cast<void>(comm.split(0, 0)),
         Contains("use one that models Splits"),
@@ -402,6 +403,8 @@ TEST_CASE(
         auto const is_used = [](auto& hosts) {
             NcclCommunicator comm{hosts};
             comm.barrier();
+            CHECK_FALSE(comm.can_split());
+            CHECK_FALSE(joinable::BasicAnyCommunicator<joinable::CudaDevice>{comm}.can_split());
             CHECK_THROWS_WITH_AS(
                 static_cast<void>(comm.split(0, 0)),
                 Contains("or its transport has none"),

@@ -4,6 +4,7 @@
 #include <joinable/communicator/algorithms/communicator.hpp>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -28,6 +29,8 @@
 #include <support/wait_until.hpp>
 
 #include <joinable/algorithms.hpp>
+#include <joinable/communicator/algorithms/detail/message_schedule.hpp>
+#include <joinable/communicator/algorithms/detail/schedule_run.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/shared_memory/process.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
@@ -505,6 +508,37 @@ TEST_CASE("a rank that does not come is TimedOut on all others, at the deadline"
             joinable::TimedOut
         );
         CHECK(std::count(has_failed.begin(), has_failed.end(), 1) == ranks - 1);
+    }
+}
+
+/// Messages that nobody takes.
+struct StuckMessages {
+    struct Stuck {
+        void wait() {}
+        [[nodiscard]] bool test() { return false; }
+    };
+    Stuck send(joinable::ConstBuffer, int, int) { return {}; }
+    Stuck receive(Buffer, int, int) { return {}; }
+};
+
+TEST_CASE("the peers of messages in flight are in order") {
+    using joinable::detail::MessageSchedule;
+    StuckMessages messages;
+    std::array<float, 3> values{};
+    for (int const rank : {0, 1, 2}) { // of a ring: receives from the one before
+        joinable::detail::ScheduleRun<StuckMessages> run{
+            MessageSchedule::all_gather(3, 1),
+            rank,
+            {values.data(), values.size(), DType::f32},
+            ReduceOp::sum,
+            {},
+            0
+        };
+        CHECK(run.missing_ranks().empty());
+        CHECK_FALSE(run.advance(messages, joinable::detail::Waiting::tests));
+        std::vector<int> others{0, 1, 2};
+        others.erase(others.begin() + rank);
+        CHECK(run.missing_ranks() == others);
     }
 }
 

@@ -10,6 +10,7 @@
 #include <joinable/communicator/algorithms/detail/message_schedule.hpp>
 #include <joinable/communicator/algorithms/detail/message_step.hpp>
 #include <joinable/communicator/detail/polling.hpp>
+#include <joinable/communicator/detail/ranks.hpp>
 #include <joinable/reduction/reduce.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
@@ -45,16 +46,13 @@ public:
             start(comm, step_);
         }
     }
-    /// The peers of messages in flight.
+    /// The peers of messages in flight, in order.
     [[nodiscard]] std::vector<int> missing_ranks() const {
-        std::vector<int> ranks;
-        if (receiving_) {
-            ranks.push_back(step_.receive.peer);
+        if (!receiving_ && !sending_) {
+            return {};
         }
-        if (sending_ && (!receiving_ || step_.send.peer != ranks.front())) {
-            ranks.push_back(step_.send.peer);
-        }
-        return ranks;
+        Transfer const& one = receiving_ ? step_.receive : step_.send;
+        return both_ranks(one.peer, sending_ ? step_.send.peer : one.peer);
     }
 
 private:

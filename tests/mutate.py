@@ -3198,6 +3198,74 @@ MUTATIONS = [
         "communicator/environment.test.cpp", "ranks on several machines*",
     ),
     Mutation(
+        "restarts-of-one-agent-name-the-job-of-all", "communicator/environment.hpp",
+        "found.spread.empty() ? launcher.restarts : \"\"", "launcher.restarts",
+        "communicator/environment.test.cpp", "ranks whose agents count restarts*",
+    ),
+    Mutation(
+        "ranks-meet-at-the-store-of-torchrun", "communicator/tcp/options.hpp",
+        "text(\"JOINABLE_PORT\").empty() && text(\"TORCHELASTIC_USE_AGENT_STORE\") == \"True\"", "false",
+        "communicator/tcp/meeting.test.cpp", "ranks do not meet at the port*",
+    ),
+    Mutation(
+        "a-gpu-alone-splits-off-a-host", "communicator/any/communicator.hpp",
+        "(reduces_host_memory<Comm> && communicator().size() == 1)", "communicator().size() == 1",
+        "communicator/any/communicator.test.cpp", "a group of one rank that moves memory*",
+    ),
+    Mutation(
+        "an-aborted-rank-alone-splits", "communicator/any/communicator.hpp",
+        "if (auto const reason = abort_reason()) { // a later", "if (auto const reason = std::optional<AbortReason>{}) { // a later",
+        "communicator/any/communicator.test.cpp", "an aborted rank that is alone*",
+    ),
+    Mutation(
+        "groups-by-tcp-that-ended-miss-ranks", "communicator/tcp/detail/impl/rank.ipp",
+        "if (pending_.empty() || over_) {\n        return {};",
+        "if (pending_.empty() || over_) {\n        return pending_.empty() ? std::vector<int>{} : missing_;",
+        "communicator/tcp/faults.test.cpp", "no rank is missing*",
+    ),
+    Mutation(
+        "an-abort-waits-once-on-a-slow-connection", "communicator/tcp/detail/impl/rank.ipp",
+        "} while (!over_ && !is_alone_ && sent != outbox_.sent());", "} while (false);",
+        "communicator/tcp/faults.test.cpp", "an abort waits as long*",
+    ),
+    Mutation(
+        "a-rank-leaves-a-slow-connection", "communicator/tcp/detail/impl/rank.ipp",
+        "end = sent == outbox_.sent() ? end : end_of_wait(patience_);", "",
+        "communicator/tcp/faults.test.cpp", "an abort waits as long*",
+    ),
+    Mutation(
+        "a-rank-without-files-says-that-rank-0-does-not-listen", "communicator/tcp/detail/impl/address.ipp",
+        "if (failure == EMFILE || failure == ENFILE) {", "if (false) {",
+        "communicator/tcp/meeting.test.cpp", "a rank that has no file left*",
+    ),
+    Mutation(
+        "a-hub-without-memory-says-nothing", "communicator/tcp/detail/hub.hpp",
+        "enough for a few words\n", "enough for a few words\n                throw;\n",
+        "../trace/allocations.test.cpp", "where ranks meet by TCP without memory*",
+    ),
+    Mutation(
+        "a-header-without-memory-is-lost", "communicator/tcp/detail/frame.hpp",
+        "                place_ = place(std::as_const(header_), done_);\n                begin_ += sizeof header_; // not if that throws\n",
+        "                begin_ += sizeof header_;\n                place_ = place(std::as_const(header_), done_);\n",
+        "communicator/tcp/faults.test.cpp", "a frame without a place*",
+    ),
+    Mutation(
+        "nccl-splits-with-any-control", "communicator/nccl/communicator.hpp",
+        "return rank_.control().can_split();", "return true;",
+        "communicator/nccl/lent.test.cpp", "a control communicator*",
+    ),
+    Mutation(
+        "groups-of-processes-have-any-size", "communicator/detail/own_rank.hpp",
+        " || size > max_ranks", "",
+        "communicator/shared_memory/named_processes.test.cpp", "a rank is one of the world*",
+    ),
+    Mutation(
+        "peers-in-flight-are-unsorted", "communicator/algorithms/detail/schedule_run.hpp",
+        "return both_ranks(one.peer, sending_ ? step_.send.peer : one.peer);",
+        "return {one.peer, sending_ ? step_.send.peer : one.peer};",
+        "communicator/algorithms/communicator.test.cpp", "the peers of messages*",
+    ),
+    Mutation(
         "a-roll-call-is-a-sum-of-seven-numbers", "communicator/detail/descriptor.hpp",
         "if (is_agreement()) {", "if (false) {",
         "communicator/shared_memory/thread.test.cpp", "a collective beside a guard*",

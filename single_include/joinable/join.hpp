@@ -26292,18 +26292,16 @@ class [[gnu::unavailable("process ranks need Linux: elsewhere use run_threads()"
 #ifndef JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
 #define JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
 
+#include <string>
+
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// @throws ContractViolation  a process says that it is a rank that no group has.
 inline void check_own_rank(int rank, int size) {
     if (rank < 0 || rank >= size || size > max_ranks) {
+        std::string const given = concat(", but was given rank ", rank, " of ", size);
         throw ContractViolation{concat(
-            "expected a rank from 0 to below the world size, which is at most ",
-            max_ranks,
-            ", but was given rank ",
-            rank,
-            " of ",
-            size
+            "expected a rank from 0 to below the world size, which is at most ", max_ranks, given
         )};
     }
 }
@@ -27142,7 +27140,7 @@ public:
     /// @throws CommunicationError  there is no memory, or the name belongs to something else.
     static std::shared_ptr<NamedSegment>
     attach(int rank, int size, std::string_view job, std::chrono::nanoseconds deadline) {
-        static_cast<void>(Board::bytes_for(size)); // throws if a group cannot be so large
+        check_own_rank(rank, size);
         std::string const path = path_of_job(job);
         auto const end = end_of_wait(deadline);
         std::optional<StartNoticeView> rank_zero;
@@ -27566,7 +27564,6 @@ private:
 namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION ProcessCommunicator ProcessCommunicator::attach(AttachOptions const& options) {
-    detail::check_own_rank(options.rank, options.size);
     return ProcessCommunicator{
         detail::NamedSegment::attach(options.rank, options.size, options.job, options.deadline),
         options

@@ -2792,18 +2792,16 @@ private:
 #ifndef JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
 #define JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
 
+#include <string>
+
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// @throws ContractViolation  a process says that it is a rank that no group has.
 inline void check_own_rank(int rank, int size) {
     if (rank < 0 || rank >= size || size > max_ranks) {
+        std::string const given = concat(", but was given rank ", rank, " of ", size);
         throw ContractViolation{concat(
-            "expected a rank from 0 to below the world size, which is at most ",
-            max_ranks,
-            ", but was given rank ",
-            rank,
-            " of ",
-            size
+            "expected a rank from 0 to below the world size, which is at most ", max_ranks, given
         )};
     }
 }

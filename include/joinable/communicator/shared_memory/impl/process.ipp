@@ -7,7 +7,6 @@
 
 #include <utility>
 
-#include <joinable/communicator/detail/own_rank.hpp>
 #include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/communicator/environment.hpp>
 #include <joinable/communicator/shared_memory/process/named_segment.hpp>
@@ -15,7 +14,6 @@
 namespace joinable { inline namespace v0 {
 
 JOINABLE_DEFINITION ProcessCommunicator ProcessCommunicator::attach(AttachOptions const& options) {
-    detail::check_own_rank(options.rank, options.size);
     return ProcessCommunicator{
         detail::NamedSegment::attach(options.rank, options.size, options.job, options.deadline),
         options

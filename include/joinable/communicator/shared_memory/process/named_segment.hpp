@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/own_rank.hpp>
 #include <joinable/communicator/shared_memory/process/members.hpp>
 #include <joinable/communicator/shared_memory/process/process_segment.hpp>
 #include <joinable/communicator/shared_memory/process/shared_object.hpp>
@@ -64,7 +65,7 @@ public:
     /// @throws CommunicationError  there is no memory, or the name belongs to something else.
     static std::shared_ptr<NamedSegment>
     attach(int rank, int size, std::string_view job, std::chrono::nanoseconds deadline) {
-        static_cast<void>(Board::bytes_for(size)); // throws if a group cannot be so large
+        check_own_rank(rank, size);
         std::string const path = path_of_job(job);
         auto const end = end_of_wait(deadline);
         std::optional<StartNoticeView> rank_zero;

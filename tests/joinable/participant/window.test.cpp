@@ -1126,7 +1126,11 @@ TEST_CASE("in a guard that is not enabled a second model runs its pass again in 
         auto const options = joinable::DataParallelOptions{.gradient_kind = GradientKind::sum};
         DistributedDataParallel a{comm, of_a, options};
         DistributedDataParallel b{comm, of_b, options};
-        Join guard{participants(a, b), {.enable = false, .weight_per_input = 2, .sync_every = 2}};
+        Round seen;
+        joinable::Step step{comm, [&](Round const& round) { seen = round; }};
+        Join guard{
+            participants(a, b, step), {.enable = false, .weight_per_input = 2, .sync_every = 2}
+        };
         for (int batch = 0; batch < 4; ++batch) {
             if (batch % 2 == 0) {
                 of_a[0].g(0) = of_b[0].g(0) = 0;
@@ -1139,6 +1143,11 @@ TEST_CASE("in a guard that is not enabled a second model runs its pass again in 
             train(b, of_b, 2);
             CHECK(of_a[0].g(0) == (batch % 2 == 0 ? 2 : 1));
             CHECK(of_b[0].g(0) == (batch % 2 == 0 ? 2 : 1));
+            if (batch % 2 == 1) {
+                step.step();
+                CHECK(seen.accumulated_rounds() == 1);
+                CHECK(seen.weight() == 4);
+            }
         }
         CHECK(guard.finish().own_rounds == 4);
     });

@@ -1811,8 +1811,8 @@ public:
             levels.across.reset();
         }
         enum Answer : std::uint64_t { can, cannot, refused };
-        std::vector<std::uint64_t> answers(as_index(size())
-        ); // by rank: whether its part can split again
+        // By rank: whether its part can split again.
+        std::vector<std::uint64_t> answers(as_index(size()));
         answers[as_index(rank())] = refusal ? refused : levels.can_split_here() ? can : cannot;
         share_answers(answers);
         if (auto const others = std::count(answers.begin(), answers.end(), refused); others != 0) {

@@ -645,6 +645,10 @@ namespace joinable { inline namespace v0 { namespace detail {
     return collective == Collective::all_reduce || collective == Collective::scaled_all_reduce ||
            collective == Collective::reduce || collective == Collective::broadcast;
 }
+/// Whether ranks pass parts to each other.
+[[nodiscard]] inline bool has_parts(Collective collective) noexcept {
+    return !is_one_buffer(collective) && collective != Collective::barrier;
+}
 
 /// A collective as MPI runs it. Buffers and tables stay valid until it is complete. `in` is either
 /// `out` or does not overlap it.
@@ -735,9 +739,6 @@ public:
     }
 
 private:
-    [[nodiscard]] static bool has_parts(Collective collective) noexcept {
-        return !is_one_buffer(collective) && collective != Collective::barrier;
-    }
     [[nodiscard]] static MPI_Request& add_to(MpiTables& tables) {
         return tables.requests.emplace_back(MPI_REQUEST_NULL);
     }
@@ -2296,8 +2297,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 [[nodiscard]] inline MpiTransfer stand_in_of(
     Descriptor const& signature, int rank, int size, std::deque<std::vector<std::byte>>& zeros
 ) {
-    bool const is_one =
-        is_one_buffer(signature.collective) || signature.collective == Collective::barrier;
+    bool const is_one = !has_parts(signature.collective);
     auto const parts = is_one ? std::size_t{1} : static_cast<std::size_t>(size);
     std::size_t const bytes = signature.count * size_of(signature.dtype) * parts;
     std::byte* const in = zeros.emplace_back(bytes).data();

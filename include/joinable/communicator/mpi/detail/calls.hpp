@@ -19,6 +19,10 @@ namespace joinable { inline namespace v0 { namespace detail {
     return collective == Collective::all_reduce || collective == Collective::scaled_all_reduce ||
            collective == Collective::reduce || collective == Collective::broadcast;
 }
+/// Whether ranks pass parts to each other.
+[[nodiscard]] inline bool has_parts(Collective collective) noexcept {
+    return !is_one_buffer(collective) && collective != Collective::barrier;
+}
 
 /// A collective as MPI runs it. Buffers and tables stay valid until it is complete. `in` is either
 /// `out` or does not overlap it.
@@ -109,9 +113,6 @@ public:
     }
 
 private:
-    [[nodiscard]] static bool has_parts(Collective collective) noexcept {
-        return !is_one_buffer(collective) && collective != Collective::barrier;
-    }
     [[nodiscard]] static MPI_Request& add_to(MpiTables& tables) {
         return tables.requests.emplace_back(MPI_REQUEST_NULL);
     }

@@ -38,8 +38,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 [[nodiscard]] inline MpiTransfer stand_in_of(
     Descriptor const& signature, int rank, int size, std::deque<std::vector<std::byte>>& zeros
 ) {
-    bool const is_one =
-        is_one_buffer(signature.collective) || signature.collective == Collective::barrier;
+    bool const is_one = !has_parts(signature.collective);
     auto const parts = is_one ? std::size_t{1} : static_cast<std::size_t>(size);
     std::size_t const bytes = signature.count * size_of(signature.dtype) * parts;
     std::byte* const in = zeros.emplace_back(bytes).data();

@@ -384,6 +384,7 @@ class Budget(Copy):
         budget = json.loads(path.read_text())
         budget["four_hooks"]["limit"]["added"] = 1
         budget["core"]["budget"]["own_lines"] //= 2
+        budget["core"]["limit"]["own_lines"] *= 2 # the lines above do not reach it
         path.write_text(json.dumps(budget))
         status, output = self.run_script(self.script, "four_hooks", "tcp")
         self.assertNotEqual(status, 0)

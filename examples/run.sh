@@ -10,6 +10,6 @@ install cmake ninja-build g++ libcli11-dev
 build=$root/build/examples
 cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DJOINABLE_BUILD_TESTS=OFF -DJOINABLE_BUILD_BENCHMARKS=OFF >/dev/null
-[ -e "$build/examples/train_text" ] || echo "compiles the example, 7 files, about a minute and a half on two cores, once; then it trains for some seconds"
+[ -e "$build/examples/train_text" ] || echo "compiles the example, 9 files, about a minute and a half on two cores, once; then it trains for some seconds"
 cmake --build "$build" --target train_text
 exec "$build/examples/train_text" "$@"

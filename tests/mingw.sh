@@ -20,7 +20,7 @@ ln -sfn /usr/include/doctest $out/include/doctest # of all that is in /usr/inclu
 options=(-std=c++20 -O1 -Wall -Wextra -DJOINABLE_SEPARATE_COMPILATION -Iinclude -Itests
     -Itests/support/rank_kinds/threads -isystem $out/include)
 
-# Process ranks, TCP and checkpoints are refused in a sentence.
+# Process ranks, named memory, TCP and checkpoints are refused in a sentence.
 refused() { # a header, what is written, the sentence
     if printf '#include <joinable/%s>\nvoid f() { %s }\n' "$1" "$2" |
         $compiler "${options[@]}" -x c++ -fsyntax-only - 2>$out/refusal; then
@@ -36,6 +36,7 @@ refused() { # a header, what is written, the sentence
 refused join.hpp "joinable::run_processes(2, [](auto&) {});" "run_processes: process ranks need Linux"
 refused join.hpp "joinable::ProcessCommunicator* comm = nullptr;" "process ranks need Linux"
 refused tcp.hpp "" "tcp.hpp> needs the sockets of Linux"
+refused shared_memory.hpp "" "shared_memory.hpp> needs the sockets of Linux"
 refused checkpoint.hpp "" "checkpoint.hpp> needs the files of Linux"
 
 sources=()

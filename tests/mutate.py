@@ -3224,14 +3224,14 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "no rank is missing*",
     ),
     Mutation(
-        "an-abort-waits-once-on-a-slow-connection", "communicator/tcp/detail/impl/rank.ipp",
-        "} while (!over_ && !is_alone_ && sent != outbox_.sent());", "} while (false);",
+        "an-abort-waits-once-on-a-slow-connection", "communicator/tcp/detail/rank.hpp",
+        "return outbox_.sent() + inbox_.consumed();", "return inbox_.consumed();",
         "communicator/tcp/faults.test.cpp", "an abort waits as long*",
     ),
     Mutation(
-        "a-rank-leaves-a-slow-connection", "communicator/tcp/detail/impl/rank.ipp",
-        "end = sent == outbox_.sent() ? end : end_of_wait(patience_);", "",
-        "communicator/tcp/faults.test.cpp", "an abort waits as long*",
+        "bytes-that-come-are-no-sign-of-the-hub", "communicator/tcp/detail/rank.hpp",
+        "return outbox_.sent() + inbox_.consumed();", "return outbox_.sent();",
+        "communicator/tcp/faults.test.cpp", "a rank that aborts or asks waits*",
     ),
     Mutation(
         "a-rank-without-files-says-that-rank-0-does-not-listen", "communicator/tcp/detail/impl/address.ipp",

@@ -2083,11 +2083,35 @@ private:
     /// Waits until it is ready, until the group has ended, or until the hub ends it. The hub does
     /// that when it is asked at the deadline.
     void wait_until_ready(std::uint64_t sequence);
-    /// Waits until `ready()` or until the group has ended, for `time` at most.
+    /// Calls `step(end)`, which may wait until then, as long as it returns true and the hub is
+    /// alive: until the patience has passed since the last byte that moved, in either direction.
+    /// Looks once more after that, because this process may have been stopped.
+    template <class Step>
+    void while_hub_is_alive(Step const& step) {
+        auto const moved = [this] { return outbox_.sent() + inbox_.consumed(); };
+        std::uint64_t before = moved();
+        for (auto end = end_of_wait(patience_); !is_alone_;) {
+            bool const is_late = Clock::now() >= end;
+            if (!step(end)) {
+                return;
+            }
+            if (std::exchange(before, moved()) != moved()) {
+                end = end_of_wait(patience_);
+            } else if (is_late) {
+                return;
+            }
+        }
+    }
+    /// Waits for the hub until `ready()` or until the group has ended.
     template <class Ready>
-    void pump_until(Ready const& ready, std::chrono::nanoseconds time) {
-        auto const end = end_of_wait(time);
-        wait_at_most(time, [&] { return over_ || ready(); }, [&] { pump(end); });
+    void pump_until(Ready const& ready) {
+        while_hub_is_alive([&](TimePoint end) {
+            bool const goes_on = !over_ && !ready();
+            if (goes_on) {
+                pump(end);
+            }
+            return goes_on;
+        });
     }
     /// For a wait that finds nothing: at the deadline asks the hub how much longer it may last, and gives up on a
     /// hub that does not answer within the patience. Returns for how long a wait that blocks may sleep.
@@ -2215,11 +2239,7 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
     }
     own_reason_ = reason;
     send({.kind = FrameKind::abort}, packed(reason));
-    std::uint64_t sent = 0;
-    do { // on a slow connection much may come before it
-        sent = outbox_.sent();
-        pump_until([] { return false; }, is_alone_ ? std::chrono::nanoseconds{0} : patience_);
-    } while (!over_ && !is_alone_ && sent != outbox_.sent());
+    pump_until([] { return false; });
     if (!over_) {
         over_ = reason;
         if (!std::exchange(is_alone_, true)) {
@@ -2250,7 +2270,7 @@ JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     ++questions_;
     missing_ = {0}; // if the hub does not answer
     has_answer_ = false;
-    pump_until([this] { return has_answer_; }, patience_);
+    pump_until([this] { return has_answer_; });
     return over_ || is_done(oldest) ? std::vector<int>{} : missing_;
 }
 
@@ -2258,7 +2278,7 @@ JOINABLE_DEFINITION std::chrono::nanoseconds
 TcpRank::ask_about(int peer, std::string const& meanwhile) {
     overdue_ = {};
     ask_for_more(wait_for_rank(peer), meanwhile);
-    pump_until([this] { return overdue_.left.has_value(); }, patience_);
+    pump_until([this] { return overdue_.left.has_value(); });
     if (!overdue_.left && !over_) {
         give_up(meanwhile);
     }
@@ -2504,20 +2524,16 @@ JOINABLE_DEFINITION void TcpRank::leave() noexcept {
     }
     try {
         send({.kind = FrameKind::leave});
-        auto end = is_alone_ ? Clock::now() : end_of_wait(patience_);
         std::vector<std::byte> ignored(4096);
-        bool is_open = true;
-        while (is_open && Clock::now() < end) {
-            std::uint64_t const sent = outbox_.sent();
+        while_hub_is_alive([&](TimePoint end) {
             outbox_.flush(socket_);
-            end = sent == outbox_.sent() ? end : end_of_wait(patience_); // on a slow connection
             auto const got = socket_.receive(ignored);
-            is_open = got.has_value();
             if (got && *got == 0) {
                 auto const events = static_cast<short>(POLLIN | (outbox_.is_empty() ? 0 : POLLOUT));
                 wait_for(socket_, events, end);
             }
-        }
+            return got.has_value();
+        });
     } catch (...) { // NOLINT(bugprone-empty-catch): the hub sees the closed connection
     }
 }
@@ -2553,8 +2569,9 @@ struct TcpOptions {
     std::chrono::nanoseconds connect_timeout = default_deadline; ///< for attach()
     std::chrono::nanoseconds deadline = default_deadline;        ///< for all waits after that
     /// How long this rank waits beyond that for rank 0, which normally answers at once: when it asks
-    /// at a deadline who is missing, aborts, or leaves. Shorter ends a job sooner whose rank 0 is
-    /// stopped; longer keeps one whose rank 0 is on a busy machine.
+    /// at a deadline who is missing, aborts, or leaves. It counts from the last byte that moved.
+    /// Shorter ends a job sooner whose rank 0 is stopped; longer keeps one whose rank 0 is on a
+    /// busy machine.
     std::chrono::nanoseconds patience = std::chrono::seconds{5};
 };
 
@@ -2729,11 +2746,12 @@ private:
 /// sent when the rank waits, tests or posts.
 ///
 /// An abort, a rank that leaves, and one that dies reach all others at once, even while they
-/// compute. abort() returns when rank 0 has reported the winning reason, and missing_ranks() asks it; if it does not
-/// answer, both return after the rank's patience. A machine that acknowledges nothing for 30 s is out of reach; a process that is stopped
-/// is not. Both are noticed at the deadline, too. If rank 0 is stopped, it answers nobody: each rank
-/// throws TimedOut after its deadline and then its patience (see TcpOptions). If rank 0 dies, a
-/// collective may have completed on some ranks only.
+/// compute. abort() returns when rank 0 has reported the winning reason, and missing_ranks() asks
+/// it; if it does not answer, both return when the rank's patience has passed since the last byte
+/// that moved. A machine that acknowledges nothing for 30 s is out of reach; a process that is
+/// stopped is not. Both are noticed at the deadline, too. If rank 0 is stopped, it answers nobody:
+/// each rank throws TimedOut after its deadline and then its patience (see TcpOptions). If rank 0
+/// dies, a collective may have completed on some ranks only.
 ///
 /// A process that connects must know the secret, which is sent in plain text. It keeps out other
 /// jobs and strangers, but nobody who can read the network. All machines must have the same byte
@@ -2771,8 +2789,8 @@ public:
         return attach(options);
     }
 
-    /// The rank leaves: ranks that wait for it throw PeerFailed. Blocks briefly, or for its patience
-    /// if a rank does not answer.
+    /// The rank leaves: ranks that wait for it throw PeerFailed. Blocks briefly. If a rank does not
+    /// answer, blocks until its patience has passed since the last byte that moved.
     ~TcpCommunicator() = default;
 
 private:

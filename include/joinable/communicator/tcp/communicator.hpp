@@ -127,11 +127,12 @@ private:
 /// sent when the rank waits, tests or posts.
 ///
 /// An abort, a rank that leaves, and one that dies reach all others at once, even while they
-/// compute. abort() returns when rank 0 has reported the winning reason, and missing_ranks() asks it; if it does not
-/// answer, both return after the rank's patience. A machine that acknowledges nothing for 30 s is out of reach; a process that is stopped
-/// is not. Both are noticed at the deadline, too. If rank 0 is stopped, it answers nobody: each rank
-/// throws TimedOut after its deadline and then its patience (see TcpOptions). If rank 0 dies, a
-/// collective may have completed on some ranks only.
+/// compute. abort() returns when rank 0 has reported the winning reason, and missing_ranks() asks
+/// it; if it does not answer, both return when the rank's patience has passed since the last byte
+/// that moved. A machine that acknowledges nothing for 30 s is out of reach; a process that is
+/// stopped is not. Both are noticed at the deadline, too. If rank 0 is stopped, it answers nobody:
+/// each rank throws TimedOut after its deadline and then its patience (see TcpOptions). If rank 0
+/// dies, a collective may have completed on some ranks only.
 ///
 /// A process that connects must know the secret, which is sent in plain text. It keeps out other
 /// jobs and strangers, but nobody who can read the network. All machines must have the same byte
@@ -169,8 +170,8 @@ public:
         return attach(options);
     }
 
-    /// The rank leaves: ranks that wait for it throw PeerFailed. Blocks briefly, or for its patience
-    /// if a rank does not answer.
+    /// The rank leaves: ranks that wait for it throw PeerFailed. Blocks briefly. If a rank does not
+    /// answer, blocks until its patience has passed since the last byte that moved.
     ~TcpCommunicator() = default;
 
 private:

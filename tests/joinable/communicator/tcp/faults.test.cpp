@@ -822,6 +822,58 @@ TEST_CASE("an abort waits as long as the bytes before it are read, and so does a
     }
 }
 
+TEST_CASE("a rank that aborts or asks waits as long as bytes come before the answer of rank 0") {
+    using joinable::detail::bytes_of;
+    using joinable::detail::FrameHeader;
+    using joinable::detail::FrameKind;
+    using joinable::detail::Socket;
+    together({0, 1}, [](int turn) {
+        bool const aborts = turn == 0;
+        int handles[2];
+        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
+        Watchdog const watchdog{1};
+        Socket hub{handles[0]};
+        std::vector<std::byte> values(14'000); // too few for the rank to report that it reads them
+        std::jthread const waits{[&] {
+            joinable::detail::TcpRank rank{Socket{handles[1]}, 1, 2, 60s, {}, {.patience = 2s}};
+            rank.meet("");
+            joinable::detail::Request request;
+            request.signature.collective = joinable::detail::Collective::broadcast;
+            request.out = {values.data(), values.size(), DType::u8};
+            rank.post(request);
+            if (aborts) {
+                rank.abort({FailureKind::mismatch, {1}, "mine"});
+                CHECK_THROWS_WITH_AS((void)rank.post({}), "first", joinable::PeerFailed);
+            } else {
+                CHECK(rank.missing_ranks().empty());
+            }
+        }};
+        FrameHeader header;
+        header.kind = FrameKind::start;
+        CHECK(hub.send(bytes_of(header)) == sizeof header);
+        CHECK(next_frame(hub).kind == FrameKind::arrival);
+        CHECK(next_frame(hub).kind == (aborts ? FrameKind::abort : FrameKind::question));
+        header.kind = FrameKind::result;
+        header.bytes = values.size();
+        CHECK(hub.send(bytes_of(header)) == sizeof header);
+        std::vector<std::byte> const some(200);
+        for (std::size_t left = values.size(); left > 0;) { // for 2.8 s or more in all
+            auto const sent = hub.send(std::span{some}.first((std::min)(some.size(), left)));
+            REQUIRE(sent.has_value());
+            left -= *sent;
+            std::this_thread::sleep_for(40ms);
+        }
+        auto const reason = joinable::detail::packed({FailureKind::peer_failed, {0}, "first"});
+        auto const body = std::span{reason}.first(aborts ? reason.size() : 0);
+        header.kind = aborts ? FrameKind::end : FrameKind::answer;
+        header.bytes = body.size();
+        CHECK(hub.send(bytes_of(header), body) == sizeof header + body.size());
+        while (next_frame(hub).kind != FrameKind::leave) {
+        }
+        hub.close();
+    });
+}
+
 TEST_CASE("a frame without a place is read when there is one") {
     using joinable::detail::FrameHeader;
     int handles[2];

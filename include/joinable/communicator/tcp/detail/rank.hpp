@@ -153,11 +153,35 @@ private:
     /// Waits until it is ready, until the group has ended, or until the hub ends it. The hub does
     /// that when it is asked at the deadline.
     void wait_until_ready(std::uint64_t sequence);
-    /// Waits until `ready()` or until the group has ended, for `time` at most.
+    /// Calls `step(end)`, which may wait until then, as long as it returns true and the hub is
+    /// alive: until the patience has passed since the last byte that moved, in either direction.
+    /// Looks once more after that, because this process may have been stopped.
+    template <class Step>
+    void while_hub_is_alive(Step const& step) {
+        auto const moved = [this] { return outbox_.sent() + inbox_.consumed(); };
+        std::uint64_t before = moved();
+        for (auto end = end_of_wait(patience_); !is_alone_;) {
+            bool const is_late = Clock::now() >= end;
+            if (!step(end)) {
+                return;
+            }
+            if (std::exchange(before, moved()) != moved()) {
+                end = end_of_wait(patience_);
+            } else if (is_late) {
+                return;
+            }
+        }
+    }
+    /// Waits for the hub until `ready()` or until the group has ended.
     template <class Ready>
-    void pump_until(Ready const& ready, std::chrono::nanoseconds time) {
-        auto const end = end_of_wait(time);
-        wait_at_most(time, [&] { return over_ || ready(); }, [&] { pump(end); });
+    void pump_until(Ready const& ready) {
+        while_hub_is_alive([&](TimePoint end) {
+            bool const goes_on = !over_ && !ready();
+            if (goes_on) {
+                pump(end);
+            }
+            return goes_on;
+        });
     }
     /// For a wait that finds nothing: at the deadline asks the hub how much longer it may last, and gives up on a
     /// hub that does not answer within the patience. Returns for how long a wait that blocks may sleep.

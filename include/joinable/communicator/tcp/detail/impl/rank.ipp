@@ -63,11 +63,7 @@ JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
     }
     own_reason_ = reason;
     send({.kind = FrameKind::abort}, packed(reason));
-    std::uint64_t sent = 0;
-    do { // on a slow connection much may come before it
-        sent = outbox_.sent();
-        pump_until([] { return false; }, is_alone_ ? std::chrono::nanoseconds{0} : patience_);
-    } while (!over_ && !is_alone_ && sent != outbox_.sent());
+    pump_until([] { return false; });
     if (!over_) {
         over_ = reason;
         if (!std::exchange(is_alone_, true)) {
@@ -98,7 +94,7 @@ JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
     ++questions_;
     missing_ = {0}; // if the hub does not answer
     has_answer_ = false;
-    pump_until([this] { return has_answer_; }, patience_);
+    pump_until([this] { return has_answer_; });
     return over_ || is_done(oldest) ? std::vector<int>{} : missing_;
 }
 
@@ -106,7 +102,7 @@ JOINABLE_DEFINITION std::chrono::nanoseconds
 TcpRank::ask_about(int peer, std::string const& meanwhile) {
     overdue_ = {};
     ask_for_more(wait_for_rank(peer), meanwhile);
-    pump_until([this] { return overdue_.left.has_value(); }, patience_);
+    pump_until([this] { return overdue_.left.has_value(); });
     if (!overdue_.left && !over_) {
         give_up(meanwhile);
     }
@@ -352,20 +348,16 @@ JOINABLE_DEFINITION void TcpRank::leave() noexcept {
     }
     try {
         send({.kind = FrameKind::leave});
-        auto end = is_alone_ ? Clock::now() : end_of_wait(patience_);
         std::vector<std::byte> ignored(4096);
-        bool is_open = true;
-        while (is_open && Clock::now() < end) {
-            std::uint64_t const sent = outbox_.sent();
+        while_hub_is_alive([&](TimePoint end) {
             outbox_.flush(socket_);
-            end = sent == outbox_.sent() ? end : end_of_wait(patience_); // on a slow connection
             auto const got = socket_.receive(ignored);
-            is_open = got.has_value();
             if (got && *got == 0) {
                 auto const events = static_cast<short>(POLLIN | (outbox_.is_empty() ? 0 : POLLOUT));
                 wait_for(socket_, events, end);
             }
-        }
+            return got.has_value();
+        });
     } catch (...) { // NOLINT(bugprone-empty-catch): the hub sees the closed connection
     }
 }

@@ -3239,6 +3239,16 @@ MUTATIONS = [
         "communicator/tcp/meeting.test.cpp", "a rank that has no file left*",
     ),
     Mutation(
+        "results-that-move-are-dropped", "communicator/tcp/detail/impl/hub.ipp",
+        "if (std::exchange(delivered_, delivered) != delivered) {", "if (false) {",
+        "communicator/tcp/faults.test.cpp", "what was complete when rank 0 left is still sent*",
+    ),
+    Mutation(
+        "what-waits-in-the-kernel-counts-as-delivered", "communicator/tcp/detail/impl/hub.ipp",
+        "delivered += one.outbox.sent() - left;", "delivered += one.outbox.sent();",
+        "communicator/tcp/faults.test.cpp", "what was complete when rank 0 left is still sent*",
+    ),
+    Mutation(
         "a-hub-without-memory-says-nothing", "communicator/tcp/detail/hub.hpp",
         "enough for a few words\n", "enough for a few words\n                throw;\n",
         "../trace/allocations.test.cpp", "where ranks meet by TCP without memory*",

@@ -176,10 +176,10 @@ public:
     void end_sending() const noexcept { ::shutdown(handle_, SHUT_WR); }
     /// Ends listening, also where processes that were forked before have a copy. The port is free then.
     void end_listening() const noexcept { ::shutdown(handle_, SHUT_RDWR); }
-    /// Whether the other machine has received everything that was sent.
-    [[nodiscard]] bool is_delivered() const noexcept {
+    /// How much of what was sent the other machine has not received.
+    [[nodiscard]] std::size_t undelivered() const noexcept {
         int left = 0;
-        return ioctl(handle_, SIOCOUTQ, &left) != 0 || left == 0;
+        return ioctl(handle_, SIOCOUTQ, &left) != 0 ? 0 : static_cast<std::size_t>(left);
     }
 
     void set(int level, int option, int value) const noexcept {
@@ -1469,8 +1469,8 @@ public:
     /// @throws CommunicationError  this process may not open a file for each other rank.
     Hub(Socket listener, Socket rank_0, TcpJob job, TcpLimits const& limits = {});
 
-    /// Returns when rank 0 has left, and the others have left or can still receive the frames sent
-    /// to them.
+    /// Returns when rank 0 has left, and the others have left or have received the frames sent to
+    /// them, or have received nothing for the patience.
     void run() noexcept {
         try {
             try {
@@ -1585,6 +1585,7 @@ private:
     std::optional<HandshakeServer> handshakes_; ///< until all ranks have arrived
     std::optional<AbortReason> end_;
     std::optional<TimePoint> leaving_; ///< when to stop, after rank 0 has left
+    std::uint64_t delivered_ = 0;      ///< of the bytes of all ranks, since then
     std::vector<pollfd> polled_;
     std::vector<int> polled_ranks_; ///< whose connections come first in polled_
     std::vector<Overdue> overdue_;  ///< for the next turn to judge
@@ -1929,6 +1930,7 @@ JOINABLE_DEFINITION void Hub::begin_to_leave() {
 
 JOINABLE_DEFINITION bool Hub::is_over() {
     bool is_over = true;
+    std::uint64_t delivered = 0;
     for (Member& one : members_) {
         if (!one.socket.is_open()) {
             continue;
@@ -1936,12 +1938,17 @@ JOINABLE_DEFINITION bool Hub::is_over() {
         flush(one);
         if (one.outbox.is_empty()) {
             one.socket.end_sending();
-            if (one.socket.is_delivered()) {
-                one.socket.close();
-                continue;
-            }
         }
+        std::size_t const left = one.socket.undelivered();
+        if (one.outbox.is_empty() && left == 0) {
+            one.socket.close();
+            continue;
+        }
+        delivered += one.outbox.sent() - left;
         is_over = false;
+    }
+    if (std::exchange(delivered_, delivered) != delivered) { // over a slow connection
+        leaving_ = end_of_wait(limits_.patience);
     }
     return is_over || Clock::now() >= *leaving_;
 }

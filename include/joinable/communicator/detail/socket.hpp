@@ -85,10 +85,10 @@ public:
     void end_sending() const noexcept { ::shutdown(handle_, SHUT_WR); }
     /// Ends listening, also where processes that were forked before have a copy. The port is free then.
     void end_listening() const noexcept { ::shutdown(handle_, SHUT_RDWR); }
-    /// Whether the other machine has received everything that was sent.
-    [[nodiscard]] bool is_delivered() const noexcept {
+    /// How much of what was sent the other machine has not received.
+    [[nodiscard]] std::size_t undelivered() const noexcept {
         int left = 0;
-        return ioctl(handle_, SIOCOUTQ, &left) != 0 || left == 0;
+        return ioctl(handle_, SIOCOUTQ, &left) != 0 ? 0 : static_cast<std::size_t>(left);
     }
 
     void set(int level, int option, int value) const noexcept {

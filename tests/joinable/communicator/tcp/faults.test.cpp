@@ -23,6 +23,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -33,6 +34,7 @@
 
 #include <doctest/doctest.h>
 #include <support/forked.hpp>
+#include <support/free_port.hpp>
 #include <support/hang.hpp>
 #include <support/keep_alive.hpp>
 #include <support/polling.hpp>
@@ -47,6 +49,8 @@
 #include <joinable/communicator/shared_memory/run_processes.hpp>
 #include <joinable/communicator/tcp/detail/address.hpp>
 #include <joinable/communicator/tcp/detail/connect.hpp>
+#include <joinable/communicator/tcp/detail/hub.hpp>
+#include <joinable/communicator/tcp/detail/rank.hpp>
 
 namespace {
 
@@ -288,6 +292,18 @@ TEST_CASE("each rank over TCP tells why it was aborted") {
     run_tcp_ranks({1, 2, 3, 4, 8}, [](TcpCommunicator& comm) { check_tells_reason(comm); });
 }
 
+/// What the other end tells this one next.
+joinable::detail::FrameHeader next_frame(joinable::detail::Socket const& socket) {
+    joinable::detail::FrameHeader header;
+    auto const end = std::chrono::steady_clock::now() + 60s;
+    REQUIRE(
+        joinable::detail::receive_all(socket, std::as_writable_bytes(std::span{&header, 1}), end)
+    );
+    std::vector<std::byte> body(header.bytes);
+    REQUIRE(joinable::detail::receive_all(socket, body, end));
+    return header;
+}
+
 TEST_CASE("what was complete when rank 0 left can still be waited for") {
     std::atomic<bool> has_left{false};
     Watchdog const watchdog{2};
@@ -324,6 +340,58 @@ TEST_CASE("what was complete when rank 0 left can still be waited for") {
     CHECK_THROWS_WITH_AS(
         comm.barrier(), "rank 0 left while rank 1 waits for it in barrier", joinable::PeerFailed
     );
+}
+
+TEST_CASE("what was complete when rank 0 left is still sent over a slow connection") {
+    using joinable::detail::bytes_of;
+    using joinable::detail::FrameHeader;
+    using joinable::detail::FrameKind;
+    using joinable::detail::Socket;
+    together({0, 1}, [](int turn) {
+        Watchdog const watchdog{2};
+        joinable::detail::TcpJob const job{2, "a test", "of the test"};
+        Socket listener = joinable::detail::listen_at("127.0.0.1", 0);
+        std::uint16_t const port = port_of(listener);
+        if (turn == 0) { // most bytes wait in the hub, else in its kernel
+            listener.set(SOL_SOCKET, SO_SNDBUF, 65'536);
+        }
+        int ends[2];
+        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+        std::jthread const thread{[&] {
+            joinable::detail::Hub hub{std::move(listener), Socket{ends[1]}, job, {.patience = 2s}};
+            hub.run();
+        }};
+        std::optional<joinable::detail::TcpRank> zero{std::in_place, Socket{ends[0]}, 0, 2, 60s};
+        auto const until = std::chrono::steady_clock::now() + 60s;
+        Socket const one = joinable::detail::connect_rank(1, job, "127.0.0.1", port, until);
+        zero->meet("");
+        std::vector<std::byte> values(2'500'000);
+        joinable::detail::Request request;
+        request.signature.collective = joinable::detail::Collective::broadcast;
+        request.signature.count = values.size();
+        request.in = {values.data(), values.size(), DType::u8};
+        FrameHeader header;
+        header.kind = FrameKind::arrival;
+        header.collective = request.signature.collective;
+        header.dtype = request.signature.dtype;
+        header.op = request.signature.op;
+        header.count = values.size();
+        CHECK(one.send(bytes_of(header)) == sizeof header);
+        zero->finish(zero->post(request));
+        zero.reset();
+        std::size_t left = 2 * sizeof header + values.size(); // a start, and the result
+        std::vector<std::byte> some(30'000);
+        header.kind = FrameKind::credit;
+        while (left > 0) { // for 2.6 s or more in all
+            auto const got = one.receive(std::span{some}.first((std::min)(some.size(), left)));
+            REQUIRE(got.has_value());
+            left -= *got;
+            header.consumed += *got;
+            static_cast<void>(one.send(bytes_of(header))); // as ranks do, also when all has come
+            std::this_thread::sleep_for(31ms);
+        }
+        CHECK(next_frame(one).kind == FrameKind::end);
+    });
 }
 
 /// What a rank throws when it says something else than the others.
@@ -741,18 +809,6 @@ TEST_CASE("a collective is complete if its last arrival and an abort come togeth
         said.insert(said.end(), part.begin(), part.end());
     }
     CHECK(socket.send(said) == said.size());
-}
-
-/// What a rank tells the hub next.
-joinable::detail::FrameHeader next_frame(joinable::detail::Socket const& socket) {
-    joinable::detail::FrameHeader header;
-    auto const end = std::chrono::steady_clock::now() + 60s;
-    REQUIRE(
-        joinable::detail::receive_all(socket, std::as_writable_bytes(std::span{&header, 1}), end)
-    );
-    std::vector<std::byte> body(header.bytes);
-    REQUIRE(joinable::detail::receive_all(socket, body, end));
-    return header;
 }
 
 TEST_CASE("an abort returns when it is settled what all ranks throw") {

@@ -32,8 +32,8 @@ public:
     /// @throws CommunicationError  this process may not open a file for each other rank.
     Hub(Socket listener, Socket rank_0, TcpJob job, TcpLimits const& limits = {});
 
-    /// Returns when rank 0 has left, and the others have left or can still receive the frames sent
-    /// to them.
+    /// Returns when rank 0 has left, and the others have left or have received the frames sent to
+    /// them, or have received nothing for the patience.
     void run() noexcept {
         try {
             try {
@@ -148,6 +148,7 @@ private:
     std::optional<HandshakeServer> handshakes_; ///< until all ranks have arrived
     std::optional<AbortReason> end_;
     std::optional<TimePoint> leaving_; ///< when to stop, after rank 0 has left
+    std::uint64_t delivered_ = 0;      ///< of the bytes of all ranks, since then
     std::vector<pollfd> polled_;
     std::vector<int> polled_ranks_; ///< whose connections come first in polled_
     std::vector<Overdue> overdue_;  ///< for the next turn to judge

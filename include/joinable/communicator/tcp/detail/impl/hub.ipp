@@ -340,6 +340,7 @@ JOINABLE_DEFINITION void Hub::begin_to_leave() {
 
 JOINABLE_DEFINITION bool Hub::is_over() {
     bool is_over = true;
+    std::uint64_t delivered = 0;
     for (Member& one : members_) {
         if (!one.socket.is_open()) {
             continue;
@@ -347,12 +348,17 @@ JOINABLE_DEFINITION bool Hub::is_over() {
         flush(one);
         if (one.outbox.is_empty()) {
             one.socket.end_sending();
-            if (one.socket.is_delivered()) {
-                one.socket.close();
-                continue;
-            }
         }
+        std::size_t const left = one.socket.undelivered();
+        if (one.outbox.is_empty() && left == 0) {
+            one.socket.close();
+            continue;
+        }
+        delivered += one.outbox.sent() - left;
         is_over = false;
+    }
+    if (std::exchange(delivered_, delivered) != delivered) { // over a slow connection
+        leaving_ = end_of_wait(limits_.patience);
     }
     return is_over || Clock::now() >= *leaving_;
 }

@@ -3260,6 +3260,12 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "a frame without a place*",
     ),
     Mutation(
+        "a-frame-that-is-not-taken-is-lost", "communicator/tcp/detail/frame.hpp",
+        "                take(std::as_const(header_));\n                has_header_ = false; // not if that throws\n",
+        "                has_header_ = false;\n                take(std::as_const(header_));\n",
+        "communicator/tcp/faults.test.cpp", "a frame without a place*",
+    ),
+    Mutation(
         "nccl-splits-with-any-control", "communicator/nccl/communicator.hpp",
         "return rank_.control().can_split();", "return true;",
         "communicator/nccl/lent.test.cpp", "a control communicator*",

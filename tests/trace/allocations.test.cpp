@@ -829,6 +829,34 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("a rank by TCP that has no memory for the reason of an end has it later") {
+    using namespace joinable::detail;
+    int ends[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+    Socket hub{ends[0]};
+    TcpRank rank{Socket{ends[1]}, 1, 2, std::chrono::seconds{60}};
+    auto const reason = packed({joinable::FailureKind::mismatch, {0}, std::string(100, 'x')});
+    FrameHeader end;
+    end.kind = FrameKind::end;
+    end.bytes = reason.size();
+    CHECK(hub.send(bytes_of(end), reason) == sizeof end + reason.size());
+    std::size_t failures = 0;
+    bool is_heard = false;
+    for (int tries = 0; tries < 50 && !is_heard; ++tries) {
+        allocations_left = failures;
+        try {
+            is_heard = rank.is_aborted();
+        } catch (std::bad_alloc const&) {
+            ++failures;
+        }
+        allocations_left = static_cast<std::size_t>(-1);
+    }
+    CHECK(is_heard);
+    CHECK(failures > 1);
+    CHECK(rank.abort_reason().value_or(joinable::AbortReason{}).message == std::string(100, 'x'));
+    hub.close();
+}
+
 TEST_CASE("where ranks meet by TCP without memory, they hear of it") {
     using joinable::detail::Socket;
     bool is_done = false;

@@ -930,7 +930,7 @@ TEST_CASE("a rank that aborts or asks waits as long as bytes come before the ans
     });
 }
 
-TEST_CASE("a frame without a place is read when there is one") {
+TEST_CASE("a frame without a place is read when there is one, and one that is not taken again") {
     using joinable::detail::FrameHeader;
     int handles[2];
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
@@ -945,17 +945,22 @@ TEST_CASE("a frame without a place is read when there is one") {
     std::array<std::byte, 3> got{};
     std::uint64_t sequence = 0;
     bool has_place = false;
+    bool is_taken = false;
     auto const read = [&] {
         return inbox.read(
             to,
             [&](FrameHeader const&, std::uint64_t done) {
                 return has_place ? std::span{got}.subspan(done) : throw std::bad_alloc{};
             },
-            [&](FrameHeader const& taken) { sequence = taken.sequence; }
+            [&](FrameHeader const& taken) {
+                sequence = is_taken ? taken.sequence : throw std::bad_alloc{};
+            }
         );
     };
     CHECK_THROWS_AS((void)read(), std::bad_alloc);
     has_place = true;
+    CHECK_THROWS_AS((void)read(), std::bad_alloc);
+    is_taken = true;
     CHECK(read());
     CHECK(sequence == 7);
     CHECK(got == body);

@@ -136,7 +136,8 @@ public:
     /// `place(header, done)` returns where the body goes, starting with byte `done`: at least one
     /// byte if any are left, else nothing. It is called with 0 for each header first, and then
     /// whenever that place is full. `take(header)` is called when the frame is complete. Returns
-    /// false if nothing more will come. Either may throw; then reading stops.
+    /// false if nothing more will come. Either may throw; then reading stops, and the next call
+    /// begins with the same call.
     template <class Place, class Take>
     [[nodiscard]] bool read(Socket const& socket, Place const& place, Take const& take) {
         for (;;) {
@@ -181,8 +182,8 @@ private:
             begin_ += piece;
             fill(piece);
             if (done_ == header_.bytes) {
-                has_header_ = false;
                 take(std::as_const(header_));
+                has_header_ = false; // not if that throws
                 continue;
             }
             if (place_.empty()) {

@@ -334,8 +334,10 @@ JOINABLE_DEFINITION void TcpRank::take(FrameHeader const& header) {
         if (!are_ranks(ranks, size_)) {
             throw ProtocolError{"numbers that are no ranks"};
         }
-        has_answer_ = --questions_ == 0; // an older question's answer does not count
-        missing_ = has_answer_ ? std::move(ranks) : missing_;
+        has_answer_ = --questions_ == 0;
+        if (has_answer_) { // an older question's answer does not count
+            missing_ = std::move(ranks);
+        }
         break;
     }
     default: break;

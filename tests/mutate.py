@@ -3260,6 +3260,11 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "a frame without a place*",
     ),
     Mutation(
+        "a-buffer-full-of-what-had-no-place-ends-the-connection", "communicator/tcp/detail/frame.hpp",
+        "if (end_ == buffer_.size()) {", "if (false) {",
+        "communicator/tcp/faults.test.cpp", "a frame without a place*",
+    ),
+    Mutation(
         "a-frame-that-is-not-taken-is-lost", "communicator/tcp/detail/frame.hpp",
         "                take(std::as_const(header_));\n                has_header_ = false; // not if that throws\n",
         "                has_header_ = false;\n                take(std::as_const(header_));\n",

@@ -932,38 +932,43 @@ TEST_CASE("a rank that aborts or asks waits as long as bytes come before the ans
 
 TEST_CASE("a frame without a place is read when there is one, and one that is not taken again") {
     using joinable::detail::FrameHeader;
-    int handles[2];
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
-    joinable::detail::Socket const from{handles[0]};
-    joinable::detail::Socket const to{handles[1]};
-    FrameHeader header;
-    header.bytes = 3;
-    header.sequence = 7;
-    std::array<std::byte, 3> const body{std::byte{1}, std::byte{2}, std::byte{3}};
-    CHECK(from.send(joinable::detail::bytes_of(header), body) == sizeof header + body.size());
-    joinable::detail::Inbox inbox;
-    std::array<std::byte, 3> got{};
-    std::uint64_t sequence = 0;
-    bool has_place = false;
-    bool is_taken = false;
-    auto const read = [&] {
-        return inbox.read(
-            to,
-            [&](FrameHeader const&, std::uint64_t done) {
-                return has_place ? std::span{got}.subspan(done) : throw std::bad_alloc{};
-            },
-            [&](FrameHeader const& taken) {
-                sequence = is_taken ? taken.sequence : throw std::bad_alloc{};
-            }
-        );
-    };
-    CHECK_THROWS_AS((void)read(), std::bad_alloc);
-    has_place = true;
-    CHECK_THROWS_AS((void)read(), std::bad_alloc);
-    is_taken = true;
-    CHECK(read());
-    CHECK(sequence == 7);
-    CHECK(got == body);
+    for (std::size_t const bytes : {3U, 20'000U}) { // the second one fills the buffer
+        CAPTURE(bytes);
+        int handles[2];
+        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
+        joinable::detail::Socket const from{handles[0]};
+        joinable::detail::Socket const to{handles[1]};
+        FrameHeader header;
+        header.bytes = bytes;
+        header.sequence = 7;
+        std::vector<std::byte> body(bytes, std::byte{1});
+        body.back() = std::byte{2};
+        CHECK(from.send(joinable::detail::bytes_of(header), body) == sizeof header + bytes);
+        joinable::detail::Inbox inbox;
+        std::vector<std::byte> got(bytes);
+        std::uint64_t sequence = 0;
+        bool has_place = false;
+        bool is_taken = false;
+        auto const read = [&] {
+            return inbox.read(
+                to,
+                [&](FrameHeader const&, std::uint64_t done) {
+                    return has_place ? std::span{got}.subspan(done) : throw std::bad_alloc{};
+                },
+                [&](FrameHeader const& taken) {
+                    sequence = is_taken ? taken.sequence : throw std::bad_alloc{};
+                }
+            );
+        };
+        CHECK_THROWS_AS((void)read(), std::bad_alloc);
+        CHECK_THROWS_AS((void)read(), std::bad_alloc);
+        has_place = true;
+        CHECK_THROWS_AS((void)read(), std::bad_alloc);
+        is_taken = true;
+        CHECK(read());
+        CHECK(sequence == 7);
+        CHECK(got == body);
+    }
 }
 
 TEST_CASE("no rank is missing in a group by TCP that has ended") {

@@ -3249,6 +3249,12 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "what was complete when rank 0 left is still sent*",
     ),
     Mutation(
+        "an-end-without-memory-is-told-to-some-ranks", "communicator/tcp/detail/impl/hub.ipp",
+        "for (; untold_ > 0; --untold_) {\n        send_end(untold_ - 1);",
+        "for (int rank = std::exchange(untold_, 0); rank-- > 0;) {\n        send_end(rank);",
+        "../trace/allocations.test.cpp", "where ranks meet by TCP without memory for*",
+    ),
+    Mutation(
         "a-hub-without-memory-says-nothing", "communicator/tcp/detail/hub.hpp",
         "enough for a few words\n", "enough for a few words\n                throw;\n",
         "../trace/allocations.test.cpp", "where ranks meet by TCP without memory*",

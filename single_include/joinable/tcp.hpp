@@ -1568,7 +1568,8 @@ private:
 
     void finish_collective();
 
-    /// The first reason is the one of all ranks. Nothing completes after it.
+    /// The first reason is the one of all ranks. Nothing completes after it. If the memory runs
+    /// out meanwhile, the next call goes on.
     void end(AbortReason reason);
     void send_end(int rank) { send(rank, {.kind = FrameKind::end}, packed(*end_)); }
 
@@ -1588,6 +1589,7 @@ private:
     TcpLimits limits_;
     std::optional<HandshakeServer> handshakes_; ///< until all ranks have arrived
     std::optional<AbortReason> end_;
+    int untold_ = 0;                   ///< ranks below this one have not been told of it
     std::optional<TimePoint> leaving_; ///< when to stop, after rank 0 has left
     std::uint64_t delivered_ = 0;      ///< of the bytes of all ranks, since then
     std::vector<pollfd> polled_;
@@ -1883,9 +1885,10 @@ JOINABLE_DEFINITION void Hub::finish_collective() {
 JOINABLE_DEFINITION void Hub::end(AbortReason reason) {
     if (!end_) {
         end_ = std::move(reason);
-        for (int rank = size(); rank-- > 0;) {
-            send_end(rank);
-        }
+        untold_ = size();
+    }
+    for (; untold_ > 0; --untold_) {
+        send_end(untold_ - 1);
     }
 }
 

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -20,6 +21,7 @@
 
 #include <doctest/doctest.h>
 #include <support/all_reducer.hpp>
+#include <support/free_port.hpp>
 #include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/ranks.hpp>
@@ -29,6 +31,7 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/communicator/tcp/detail/address.hpp>
+#include <joinable/communicator/tcp/detail/connect.hpp>
 #include <joinable/communicator/tcp/detail/hub.hpp>
 #include <joinable/communicator/tcp/detail/rank.hpp>
 #include <joinable/error.hpp>
@@ -892,6 +895,66 @@ TEST_CASE("where ranks meet by TCP without memory, they hear of it") {
         }
     }
     CHECK(failures > 5);
+}
+
+/// Why the hub ends the group, as it tells the rank at the other end; empty: it does not.
+std::string text_of_end(joinable::detail::Socket const& socket) {
+    using namespace joinable::detail;
+    auto const until = std::chrono::steady_clock::now() + std::chrono::seconds{60};
+    FrameHeader header;
+    while (receive_all(socket, std::as_writable_bytes(std::span{&header, 1}), until)) {
+        std::vector<std::byte> body(header.bytes);
+        CHECK(receive_all(socket, body, until));
+        if (header.kind == FrameKind::end) {
+            return unpacked_reason(body).value().message;
+        }
+    }
+    return "";
+}
+
+TEST_CASE("where ranks meet by TCP without memory for the reason of an end, all hear it") {
+    using namespace joinable::detail;
+    TcpJob const job{3, "a test", "of it"};
+    auto const reason = packed({joinable::FailureKind::mismatch, {1}, "enough"});
+    FrameHeader abort;
+    abort.kind = FrameKind::abort;
+    abort.bytes = reason.size();
+    bool is_done = false;
+    std::size_t ends_told = 0;
+    for (std::size_t failures = 0; !is_done; ++failures) {
+        CAPTURE(failures);
+        int ends[2];
+        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+        std::vector<Socket> ranks(3);
+        ranks[0] = Socket{ends[0]};
+        Socket listener = listen_at("127.0.0.1", 0);
+        auto const until = std::chrono::steady_clock::now() + std::chrono::seconds{60};
+        for (int rank : {1, 2}) {
+            ranks[as_index(rank)] = connect_to("127.0.0.1", port_of(listener), until, rank);
+            auto const hello = hello_of(rank, job);
+            CHECK(ranks[as_index(rank)].send(hello) == hello.size());
+        }
+        CHECK(ranks[1].send(bytes_of(abort), reason) == sizeof abort + reason.size());
+        Hub hub{std::move(listener), Socket{ends[1]}, job};
+        std::jthread const thread{[&] {
+            allocations_left = failures;
+            hub.run();
+            is_done = allocations_left <= failures; // none was refused
+        }};
+        Greeting greeting;
+        auto const into = std::as_writable_bytes(std::span{&greeting, 1});
+        if (receive_all(ranks[1], into, until) && receive_all(ranks[2], into, until)) {
+            for (Socket const& rank : ranks) {
+                std::string const text = text_of_end(rank);
+                CHECK(
+                    (text == "enough" || text == "rank 0, where the ranks meet, ran out of memory")
+                );
+                ends_told += text == "enough" ? 1U : 0U;
+            }
+        }
+        ranks.clear(); // so the hub ends
+    }
+    CHECK(ends_told > 3 * 3);
 }
 
 TEST_CASE("a model or an optimizer that is out of memory on one rank is refused on all") {

@@ -127,7 +127,8 @@ private:
 
     void finish_collective();
 
-    /// The first reason is the one of all ranks. Nothing completes after it.
+    /// The first reason is the one of all ranks. Nothing completes after it. If the memory runs
+    /// out meanwhile, the next call goes on.
     void end(AbortReason reason);
     void send_end(int rank) { send(rank, {.kind = FrameKind::end}, packed(*end_)); }
 
@@ -147,6 +148,7 @@ private:
     TcpLimits limits_;
     std::optional<HandshakeServer> handshakes_; ///< until all ranks have arrived
     std::optional<AbortReason> end_;
+    int untold_ = 0;                   ///< ranks below this one have not been told of it
     std::optional<TimePoint> leaving_; ///< when to stop, after rank 0 has left
     std::uint64_t delivered_ = 0;      ///< of the bytes of all ranks, since then
     std::vector<pollfd> polled_;

@@ -289,9 +289,10 @@ JOINABLE_DEFINITION void Hub::finish_collective() {
 JOINABLE_DEFINITION void Hub::end(AbortReason reason) {
     if (!end_) {
         end_ = std::move(reason);
-        for (int rank = size(); rank-- > 0;) {
-            send_end(rank);
-        }
+        untold_ = size();
+    }
+    for (; untold_ > 0; --untold_) {
+        send_end(untold_ - 1);
     }
 }
 

@@ -3249,6 +3249,11 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "what was complete when rank 0 left is still sent*",
     ),
     Mutation(
+        "a-rank-without-memory-does-not-wait-where-it-leaves", "communicator/tcp/detail/impl/rank.ipp",
+        "std::array<std::byte, 4096> ignored{};", "std::vector<std::byte> ignored(4096);",
+        "../trace/allocations.test.cpp", "a rank by TCP that leaves takes no memory*",
+    ),
+    Mutation(
         "an-end-without-memory-is-told-to-some-ranks", "communicator/tcp/detail/impl/hub.ipp",
         "for (; untold_ > 0; --untold_) {\n        send_end(untold_ - 1);",
         "for (int rank = std::exchange(untold_, 0); rank-- > 0;) {\n        send_end(rank);",

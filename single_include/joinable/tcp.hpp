@@ -2198,6 +2198,7 @@ private:
 #if JOINABLE_HAS_DEFINITIONS
 
 #include <algorithm>
+#include <array>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -2540,7 +2541,7 @@ JOINABLE_DEFINITION void TcpRank::leave() noexcept {
     }
     try {
         send({.kind = FrameKind::leave});
-        std::vector<std::byte> ignored(4096);
+        std::array<std::byte, 4096> ignored{};
         while_hub_is_alive([&](TimePoint end) {
             outbox_.flush(socket_);
             auto const got = socket_.receive(ignored);

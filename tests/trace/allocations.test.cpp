@@ -860,6 +860,21 @@ TEST_CASE("a rank by TCP that has no memory for the reason of an end has it late
     hub.close();
 }
 
+TEST_CASE("a rank by TCP that leaves takes no memory for what it no longer reads") {
+    using joinable::detail::Socket;
+    int ends[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+    Socket hub{ends[0]};
+    std::optional<joinable::detail::TcpRank> rank{
+        std::in_place, Socket{ends[1]}, 1, 2, std::chrono::seconds{60}
+    };
+    rank->keep_alive(); // its outbox has room for a header from now on
+    hub.close();
+    std::size_t const before = allocations;
+    rank.reset();
+    CHECK(allocations == before);
+}
+
 TEST_CASE("where ranks meet by TCP without memory, they hear of it") {
     using joinable::detail::Socket;
     bool is_done = false;

@@ -4,6 +4,7 @@
 #include <joinable/communicator/tcp/detail/rank.hpp>
 
 #include <algorithm>
+#include <array>
 
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/detail/failure.hpp>
@@ -350,7 +351,7 @@ JOINABLE_DEFINITION void TcpRank::leave() noexcept {
     }
     try {
         send({.kind = FrameKind::leave});
-        std::vector<std::byte> ignored(4096);
+        std::array<std::byte, 4096> ignored{};
         while_hub_is_alive([&](TimePoint end) {
             outbox_.flush(socket_);
             auto const got = socket_.receive(ignored);

@@ -841,14 +841,15 @@ TEST_CASE("an abort waits as long as the bytes before it are read, and so does a
 ) {
     using joinable::detail::FrameKind;
     using joinable::detail::Socket;
-    for (bool const aborts : {true, false}) {
+    together({0, 1}, [](int turn) {
+        bool const aborts = turn == 0;
         int handles[2];
         REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
         Watchdog const watchdog{1};
         Socket hub{handles[0]};
         std::vector<std::byte> data(std::size_t{2} << 20U);
         std::jthread const ends{[&] {
-            joinable::detail::TcpRank rank{Socket{handles[1]}, 1, 2, 60s, {}, {.patience = 500ms}};
+            joinable::detail::TcpRank rank{Socket{handles[1]}, 1, 2, 60s, {}, {.patience = 2s}};
             joinable::detail::Request request;
             request.in = {data.data(), data.size(), DType::u8};
             rank.post(request);
@@ -858,12 +859,12 @@ TEST_CASE("an abort waits as long as the bytes before it are read, and so does a
             }
         }};
         std::size_t left = sizeof(joinable::detail::FrameHeader) + data.size();
-        std::vector<std::byte> some(100'000);
-        while (left > 0) { // for 1 s or more in all
+        std::vector<std::byte> some(30'000);
+        while (left > 0) { // for 2.8 s or more in all, with pauses much shorter than the patience
             auto const got = hub.receive(std::span{some}.first((std::min)(some.size(), left)));
             REQUIRE(got.has_value());
             left -= *got;
-            std::this_thread::sleep_for(50ms);
+            std::this_thread::sleep_for(40ms);
         }
         if (aborts) {
             CHECK(next_frame(hub).kind == FrameKind::abort);
@@ -875,7 +876,7 @@ TEST_CASE("an abort waits as long as the bytes before it are read, and so does a
         }
         CHECK(next_frame(hub).kind == FrameKind::leave);
         hub.close();
-    }
+    });
 }
 
 TEST_CASE("a rank that aborts or asks waits as long as bytes come before the answer of rank 0") {

@@ -3235,7 +3235,12 @@ MUTATIONS = [
     ),
     Mutation(
         "a-rank-without-files-says-that-rank-0-does-not-listen", "communicator/tcp/detail/impl/address.ipp",
-        "if (failure == EMFILE || failure == ENFILE) {", "if (false) {",
+        "if (!socket.is_open() && errno == EMFILE) {", "if (false) {",
+        "communicator/tcp/meeting.test.cpp", "a rank that has no file left*",
+    ),
+    Mutation(
+        "a-rank-without-files-looks-for-a-name", "communicator/tcp/detail/impl/address.ipp",
+        "            static_cast<void>(open(any));\n", "",
         "communicator/tcp/meeting.test.cpp", "a rank that has no file left*",
     ),
     Mutation(

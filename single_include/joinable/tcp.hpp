@@ -467,7 +467,8 @@ private:
 using IsElsewhere = std::function<bool()>;
 
 /// Tries until `end`. Returns a closed socket if rank 0 is elsewhere.
-/// @throws TimedOut  no rank 0 listens there; it is that of a group if `is_renumbered`.
+/// @throws TimedOut            no rank 0 listens there; it is that of a group if `is_renumbered`.
+/// @throws CommunicationError  this process may open no more files.
 [[nodiscard]] Socket connect_to(
     std::string const& address,
     std::uint16_t port,
@@ -570,23 +571,32 @@ JOINABLE_DEFINITION Socket connect_to(
     constexpr std::chrono::milliseconds longest_pause{100};
     std::chrono::milliseconds pause{1};
     auto const start = std::chrono::steady_clock::now();
+    auto const open = [rank](addrinfo const& at) {
+        Socket socket = Socket::of_this_process([&] { return open_socket(at); });
+        if (!socket.is_open() && errno == EMFILE) { // which waiting does not mend
+            throw CommunicationError{concat(
+                "rank ",
+                rank,
+                " cannot connect to rank 0: ",
+                std::strerror(EMFILE),
+                ": raise its limit of open files (ulimit -n)"
+            )};
+        }
+        return socket;
+    };
     for (;;) {
         Resolved const found{address.c_str(), port, 0};
         std::string error = found.first() == nullptr ? found.error() : std::string{};
+        if (found.first() == nullptr) { // a name needs files, which may be those that are too many
+            addrinfo any{};
+            any.ai_family = AF_UNIX;
+            static_cast<void>(open(any));
+        }
         for (auto const* at = found.first(); at != nullptr; at = at->ai_next) {
-            Socket socket = Socket::of_this_process([&] { return open_socket(*at); });
+            Socket socket = open(*at);
             int failure = 0;
             if (!socket.is_open() || ::connect(socket.handle(), at->ai_addr, at->ai_addrlen) != 0) {
                 failure = errno;
-            }
-            if (failure == EMFILE || failure == ENFILE) { // which waiting does not mend
-                throw CommunicationError{concat(
-                    "rank ",
-                    rank,
-                    " cannot connect to rank 0: ",
-                    std::strerror(failure),
-                    failure == EMFILE ? ": raise its limit of open files (ulimit -n)" : ""
-                )};
             }
             if (failure == EINPROGRESS || failure == EINTR) {
                 pollfd polled{socket.handle(), POLLOUT, 0};
@@ -2789,7 +2799,8 @@ public:
     /// @throws ContractViolation   the rank is out of range or already taken; rank 0 has
     ///                             another job, secret or world size.
     /// @throws CommunicationError  rank 0 cannot listen there; another program answers, or one with
-    ///                             another version of this library.
+    ///                             another version of this library; this process may open no more
+    ///                             files.
     static TcpCommunicator attach(TcpOptions const& options) { return TcpCommunicator{options}; }
     /// The same for rank 0, with a listener that it has already. The address and port of the
     /// options are ignored.
@@ -2890,7 +2901,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// rank 0 is elsewhere.
 /// @throws TimedOut            no rank 0 listens there or answers.
 /// @throws ContractViolation   rank 0 is of another job, or already has that rank.
-/// @throws CommunicationError  it is another program, or has another version of this library.
+/// @throws CommunicationError  it is another program, or has another version of this library; this
+///                             process may open no more files.
 [[nodiscard]] inline Socket connect_rank(
     int rank,
     TcpJob const& job,

@@ -153,7 +153,8 @@ public:
     /// @throws ContractViolation   the rank is out of range or already taken; rank 0 has
     ///                             another job, secret or world size.
     /// @throws CommunicationError  rank 0 cannot listen there; another program answers, or one with
-    ///                             another version of this library.
+    ///                             another version of this library; this process may open no more
+    ///                             files.
     static TcpCommunicator attach(TcpOptions const& options) { return TcpCommunicator{options}; }
     /// The same for rank 0, with a listener that it has already. The address and port of the
     /// options are ignored.

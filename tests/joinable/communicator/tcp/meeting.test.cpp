@@ -326,28 +326,32 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a rank that has no file left for its connection says so at once" *
+    "a rank that has no file left for its connection, or to look up a name, says so at once" *
     doctest::skip(under_sanitizer) // which opens files itself
 ) {
-    Processes processes;
-    processes.start([] {
-        allow_files(64);
-        TcpListener const listener{"127.0.0.1"};
-        auto const start = std::chrono::steady_clock::now();
-        leave_files(0);
-        std::string text;
-        try {
-            TcpCommunicator::attach(at_port(tcp_options(3, 4), listener.port()));
-        } catch (joinable::CommunicationError const& error) {
-            text = error.what();
-        }
-        CHECK(
-            text == "rank 3 cannot connect to rank 0: Too many open files: raise its limit of open "
-                    "files (ulimit -n)"
-        );
-        CHECK(std::chrono::steady_clock::now() - start < 20s);
-    });
-    CHECK(processes.wait() == 0);
+    for (std::string const address : {"127.0.0.1", "rank-0.invalid"}) {
+        Processes processes;
+        processes.start([&] {
+            allow_files(64);
+            TcpListener const listener{"127.0.0.1"};
+            auto const start = std::chrono::steady_clock::now();
+            leave_files(0);
+            TcpOptions options = at_port(tcp_options(3, 4), listener.port());
+            options.address = address;
+            std::string text;
+            try {
+                TcpCommunicator::attach(options);
+            } catch (joinable::CommunicationError const& error) {
+                text = error.what();
+            }
+            CHECK(
+                text == "rank 3 cannot connect to rank 0: Too many open files: raise its limit of "
+                        "open files (ulimit -n)"
+            );
+            CHECK(std::chrono::steady_clock::now() - start < 20s);
+        });
+        CHECK(processes.wait() == 0);
+    }
 }
 
 TEST_CASE("a rank that is connected, but never answered, says what may be there") {

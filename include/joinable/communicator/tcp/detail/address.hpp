@@ -45,7 +45,8 @@ private:
 using IsElsewhere = std::function<bool()>;
 
 /// Tries until `end`. Returns a closed socket if rank 0 is elsewhere.
-/// @throws TimedOut  no rank 0 listens there; it is that of a group if `is_renumbered`.
+/// @throws TimedOut            no rank 0 listens there; it is that of a group if `is_renumbered`.
+/// @throws CommunicationError  this process may open no more files.
 [[nodiscard]] Socket connect_to(
     std::string const& address,
     std::uint16_t port,

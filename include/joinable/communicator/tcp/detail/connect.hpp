@@ -47,7 +47,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// rank 0 is elsewhere.
 /// @throws TimedOut            no rank 0 listens there or answers.
 /// @throws ContractViolation   rank 0 is of another job, or already has that rank.
-/// @throws CommunicationError  it is another program, or has another version of this library.
+/// @throws CommunicationError  it is another program, or has another version of this library; this
+///                             process may open no more files.
 [[nodiscard]] inline Socket connect_rank(
     int rank,
     TcpJob const& job,

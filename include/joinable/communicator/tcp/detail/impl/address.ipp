@@ -93,23 +93,32 @@ JOINABLE_DEFINITION Socket connect_to(
     constexpr std::chrono::milliseconds longest_pause{100};
     std::chrono::milliseconds pause{1};
     auto const start = std::chrono::steady_clock::now();
+    auto const open = [rank](addrinfo const& at) {
+        Socket socket = Socket::of_this_process([&] { return open_socket(at); });
+        if (!socket.is_open() && errno == EMFILE) { // which waiting does not mend
+            throw CommunicationError{concat(
+                "rank ",
+                rank,
+                " cannot connect to rank 0: ",
+                std::strerror(EMFILE),
+                ": raise its limit of open files (ulimit -n)"
+            )};
+        }
+        return socket;
+    };
     for (;;) {
         Resolved const found{address.c_str(), port, 0};
         std::string error = found.first() == nullptr ? found.error() : std::string{};
+        if (found.first() == nullptr) { // a name needs files, which may be those that are too many
+            addrinfo any{};
+            any.ai_family = AF_UNIX;
+            static_cast<void>(open(any));
+        }
         for (auto const* at = found.first(); at != nullptr; at = at->ai_next) {
-            Socket socket = Socket::of_this_process([&] { return open_socket(*at); });
+            Socket socket = open(*at);
             int failure = 0;
             if (!socket.is_open() || ::connect(socket.handle(), at->ai_addr, at->ai_addrlen) != 0) {
                 failure = errno;
-            }
-            if (failure == EMFILE || failure == ENFILE) { // which waiting does not mend
-                throw CommunicationError{concat(
-                    "rank ",
-                    rank,
-                    " cannot connect to rank 0: ",
-                    std::strerror(failure),
-                    failure == EMFILE ? ": raise its limit of open files (ulimit -n)" : ""
-                )};
             }
             if (failure == EINPROGRESS || failure == EINTR) {
                 pollfd polled{socket.handle(), POLLOUT, 0};

@@ -1175,6 +1175,35 @@ refusal_of(std::span<std::byte const> received, TcpJob const& job);
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/communicator/detail/own_rank.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
+
+#include <string>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Why a process that says so is no rank of any group; empty if it is one.
+[[nodiscard]] inline std::string why_no_rank(int rank, int size) {
+    bool const is_none = rank < 0 || rank >= size || size > max_ranks;
+    std::string const given = concat(", but was given rank ", rank, " of ", size);
+    char const* const what = "expected a rank from 0 to below the world size, which is at most ";
+    return is_none ? concat(what, max_ranks, given) : std::string{};
+}
+/// @throws ContractViolation  a process says that it is a rank that no group has.
+inline void check_own_rank(int rank, int size) {
+    if (std::string const why = why_no_rank(rank, size); !why.empty()) {
+        throw ContractViolation{why};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
 // ---- joinable/communicator/tcp/detail/impl/handshake.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
@@ -1288,16 +1317,8 @@ refusal_of(std::span<std::byte const> received, TcpJob const& job) {
             )
         };
     }
-    if (hello.rank < 0 || hello.rank >= job.size) {
-        return Refusal{
-            Greeting::Verdict::other_job,
-            concat(
-                "expected a rank from 0 to below the world size, but was given rank ",
-                hello.rank,
-                " of ",
-                job.size
-            )
-        };
+    if (std::string const why = why_no_rank(hello.rank, job.size); !why.empty()) {
+        return Refusal{Greeting::Verdict::other_job, why};
     }
     return std::nullopt;
 }
@@ -2831,31 +2852,6 @@ private:
 };
 
 }} // namespace joinable::v0
-
-// ---- joinable/communicator/detail/own_rank.hpp
-
-#if JOINABLE_HAS_DEFINITIONS
-#ifndef JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
-#define JOINABLE_COMMUNICATOR_DETAIL_OWN_RANK_HPP_PART_1
-
-#include <string>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// @throws ContractViolation  a process says that it is a rank that no group has.
-inline void check_own_rank(int rank, int size) {
-    if (rank < 0 || rank >= size || size > max_ranks) {
-        std::string const given = concat(", but was given rank ", rank, " of ", size);
-        throw ContractViolation{concat(
-            "expected a rank from 0 to below the world size, which is at most ", max_ranks, given
-        )};
-    }
-}
-
-}}} // namespace joinable::v0::detail
-
-#endif
-#endif
 
 // ---- joinable/communicator/tcp/detail/connect.hpp
 

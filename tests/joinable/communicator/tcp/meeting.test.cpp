@@ -461,8 +461,8 @@ TEST_CASE("a process that does not belong to the job is told why, and the job go
         );
         CHECK(
             told(joinable::detail::hello_of(-1, test_job(2)))
-                .ends_with("expected a rank from 0 to below the world size, but was given rank -1 "
-                           "of 2")
+                .ends_with("expected a rank from 0 to below the world size, which is at most 8192, "
+                           "but was given rank -1 of 2")
         );
         auto hello = joinable::detail::hello_of(1, test_job(2));
         hello[12] ^= std::byte{1}; // the version of the library

@@ -3,6 +3,7 @@
 
 #include <joinable/communicator/tcp/detail/handshake.hpp>
 
+#include <joinable/communicator/detail/own_rank.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
 #include <joinable/detail/text.hpp>
 
@@ -115,16 +116,8 @@ refusal_of(std::span<std::byte const> received, TcpJob const& job) {
             )
         };
     }
-    if (hello.rank < 0 || hello.rank >= job.size) {
-        return Refusal{
-            Greeting::Verdict::other_job,
-            concat(
-                "expected a rank from 0 to below the world size, but was given rank ",
-                hello.rank,
-                " of ",
-                job.size
-            )
-        };
+    if (std::string const why = why_no_rank(hello.rank, job.size); !why.empty()) {
+        return Refusal{Greeting::Verdict::other_job, why};
     }
     return std::nullopt;
 }

@@ -654,6 +654,11 @@ MUTATIONS = [
         "interop/torch.test.cpp", "a module that was converted and back*",
     ),
     Mutation(
+        "buffers-of-torchscript-are-those-of-the-start", "interop/torch.hpp",
+        "{std::move(name), {}, object, slot}", "{std::move(name), object->getSlot(slot).toTensor()}",
+        "interop/torch_script.test.cpp", "a buffer that a TorchScript pass*",
+    ),
+    Mutation(
         "refreshed-modules-are-not-followed", "interop/torch.hpp",
         "        unused_.clear();\n        watch();\n", "        unused_.clear();\n",
         "interop/torch_refresh.test.cpp", "a module that freezes*",

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -132,7 +133,15 @@ struct NamedTorchTensor {
 
 /// A buffer of a module. It is only copied.
 struct TorchBuffer {
+    std::string name;
     at::Tensor tensor; ///< shares the module's memory
+    /// Of TorchScript: where the buffer is, because a pass may put another tensor there.
+    c10::intrusive_ptr<c10::ivalue::Object> object = {};
+    std::size_t slot = 0;
+
+    [[nodiscard]] at::Tensor const& now() const {
+        return object ? object->getSlot(slot).toTensor() : tensor;
+    }
 };
 
 }}} // namespace joinable::v0::detail
@@ -145,9 +154,9 @@ struct tensor_traits<detail::TorchBuffer> {
 
     /// Elements that have no DType, such as floats of 8 bits, travel as integers of their size.
     static DType dtype(detail::TorchBuffer const& buffer) {
-        c10::ScalarType const type = detail::strided(buffer.tensor).scalar_type();
+        c10::ScalarType const type = detail::strided(buffer.now()).scalar_type();
         if (!detail::find_dtype_of_torch(type) && !c10::isQIntType(type)) {
-            switch (buffer.tensor.element_size()) {
+            switch (buffer.now().element_size()) {
             case 1: return DType::u8;
             case 2: return DType::u16;
             case 4: return DType::u32;
@@ -156,15 +165,11 @@ struct tensor_traits<detail::TorchBuffer> {
         }
         return detail::dtype_of_torch(type);
     }
-    static void* data(detail::TorchBuffer const& buffer) { return Tensor::data(buffer.tensor); }
-    static auto extents(detail::TorchBuffer const& buffer) {
-        return Tensor::extents(buffer.tensor);
-    }
-    static auto strides(detail::TorchBuffer const& buffer) {
-        return Tensor::strides(buffer.tensor);
-    }
+    static void* data(detail::TorchBuffer const& buffer) { return Tensor::data(buffer.now()); }
+    static auto extents(detail::TorchBuffer const& buffer) { return Tensor::extents(buffer.now()); }
+    static auto strides(detail::TorchBuffer const& buffer) { return Tensor::strides(buffer.now()); }
     static DeviceId device(detail::TorchBuffer const& buffer) {
-        return Tensor::device(buffer.tensor);
+        return Tensor::device(buffer.now());
     }
 };
 
@@ -748,13 +753,37 @@ void check_names(Module& module, DataParallelOptions const& options) {
     require_no_half_ignored(buffers, options.ignore);
 }
 
+/// The buffers of a module, each once, without those that `ignore` names.
+template <class Module>
+std::vector<TorchBuffer>
+distinct_buffers(Module& module, std::vector<std::string> const& ignore = {}) {
+    std::vector<TorchBuffer> buffers;
+    if constexpr (requires { module._ivalue(); }) {
+        std::set<std::pair<void const*, std::size_t>> seen;
+        for (auto const& part : module.named_modules()) {
+            auto const object = part.value._ivalue();
+            auto const type = object->type();
+            for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
+                std::string name = part.name.empty()
+                                       ? type->getAttributeName(slot)
+                                       : part.name + "." + type->getAttributeName(slot);
+                if (type->is_buffer(slot) && object->getSlot(slot).isTensor() &&
+                    object->getSlot(slot).toTensor().defined() && !is_named(name, ignore) &&
+                    seen.emplace(object.get(), slot).second) {
+                    buffers.push_back({std::move(name), {}, object, slot});
+                }
+            }
+        }
+    } else {
+        for (NamedTorchTensor const& one : distinct_tensors(module.named_buffers(), ignore)) {
+            buffers.push_back({one.name, one.tensor});
+        }
+    }
+    return buffers;
+}
 template <class Module>
 BufferList buffers_of(Module& module, std::vector<std::string> const& ignore = {}) {
-    std::vector<TorchBuffer> tensors;
-    for (NamedTorchTensor const& buffer : distinct_tensors(module.named_buffers(), ignore)) {
-        tensors.push_back({buffer.tensor});
-    }
-    return joinable::buffers(std::move(tensors));
+    return joinable::buffers(distinct_buffers(module, ignore));
 }
 
 /// The same for a constructor, whose other ranks learn of what it throws, as for a holder without a module.

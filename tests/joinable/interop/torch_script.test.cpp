@@ -236,6 +236,32 @@ TEST_CASE("find_unused looks into dictionaries and lists of TorchScript") {
     });
 }
 
+TEST_CASE("a buffer that a TorchScript pass assigns anew is sent as the module has it then") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        torch::jit::Module model{"Net"};
+        model.register_parameter("weight", torch::ones({2}).requires_grad_(true), false);
+        model.register_buffer("seen", torch::zeros({2}));
+        model.define(R"(
+            def forward(self, x):
+                self.seen = self.seen + x
+                return self.weight * x
+        )");
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        std::vector<IValue> const inputs{torch::full({2}, comm.rank() + 1.0)};
+        for (int epoch = 1; epoch <= 2; ++epoch) {
+            joinable::Join guard{joinable::participants(ddp)};
+            for (int i = 0; i < 2 + comm.rank(); ++i) {
+                ddp.forward(inputs).toTensor().sum().backward();
+            }
+            guard.finish();
+            // Each round adds the input of the lowest rank that has one: 1, 1, 2, 3.
+            constexpr int sums[] = {2, 4, 7};
+            Tensor const seen = torch::full({2}, epoch * sums[comm.size() - 1], torch::kFloat);
+            CHECK(torch::equal(model.attr("seen").toTensor(), seen));
+        }
+    });
+}
+
 struct Mistake {
     char const* what;
     char const* sentence; ///< a part of it

@@ -665,8 +665,13 @@ MUTATIONS = [
     ),
     Mutation(
         "layers-added-to-a-module-are-not-noticed", "interop/torch.hpp",
-        "if (tensor.requires_grad() && !listed.contains(", "if (false && !listed.contains(",
+        "if (!known.contains(one.identity())) {", "if (false) {",
         "interop/torch.test.cpp", "a layer that a module got*",
+    ),
+    Mutation(
+        "late-buffers-of-a-module-are-not-noticed", "interop/torch.hpp",
+        'require_listed("buffer", buffers_, distinct_buffers(module_, ignore_));', "",
+        "interop/torch_refresh.test.cpp", "a late layer of frozen parameters*",
     ),
     Mutation(
         "threads-of-autograd-take-no-turns", "interop/torch.hpp",

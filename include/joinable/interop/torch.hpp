@@ -122,6 +122,9 @@ private:
     std::vector<Weak> storages_;
 };
 
+/// Tells a tensor of a module from others.
+using TorchIdentity = std::pair<void const*, std::size_t>;
+
 /// A tensor of a module by its name, for error texts.
 struct NamedTorchTensor {
     std::string name;
@@ -129,6 +132,8 @@ struct NamedTorchTensor {
     std::shared_ptr<TorchViews> views = {}; ///< where its gradient is noted, if it is
     bool is_sparse = false;                 ///< its gradient is rows
     at::Tensor indices = {}, values = {};   ///< of the rows that were read last
+
+    [[nodiscard]] TorchIdentity identity() const { return {tensor.unsafeGetTensorImpl(), 0}; }
 };
 
 /// A buffer of a module. It is only copied.
@@ -141,6 +146,10 @@ struct TorchBuffer {
 
     [[nodiscard]] at::Tensor const& now() const {
         return object ? object->getSlot(slot).toTensor() : tensor;
+    }
+    [[nodiscard]] TorchIdentity identity() const {
+        return object ? TorchIdentity{object.get(), slot}
+                      : TorchIdentity{tensor.unsafeGetTensorImpl(), 0};
     }
 };
 
@@ -759,7 +768,7 @@ std::vector<TorchBuffer>
 distinct_buffers(Module& module, std::vector<std::string> const& ignore = {}) {
     std::vector<TorchBuffer> buffers;
     if constexpr (requires { module._ivalue(); }) {
-        std::set<std::pair<void const*, std::size_t>> seen;
+        std::set<TorchIdentity> seen;
         for (auto const& part : module.named_modules()) {
             auto const object = part.value._ivalue();
             auto const type = object->type();
@@ -863,28 +872,35 @@ public:
         }
     }
 
-    /// @throws ContractViolation  also if the module has got a parameter since it was wrapped.
+    /// @throws ContractViolation  also if the module has got a parameter or a buffer since it was wrapped.
     void check_guard(GuardView const& guard) const {
         Base::check_guard(guard);
-        std::unordered_set<void const*> listed;
-        for (NamedTorchTensor const& parameter : parameters_) {
-            listed.insert(parameter.tensor.unsafeGetTensorImpl());
-        }
-        for (NamedTorchTensor const& parameter :
-             distinct_tensors(module_.named_parameters(), ignore_)) {
-            at::Tensor const& tensor = parameter.tensor;
-            if (tensor.requires_grad() && !listed.contains(tensor.unsafeGetTensorImpl())) {
-                throw ContractViolation{concat(
-                    "parameter ",
-                    parameter.name,
-                    " came into the module after the ",
-                    this->join_name(),
-                    " was made, so it would not be averaged; make the ",
-                    this->join_name(),
-                    " after the module has all its layers",
-                    or_refresh(this->has_refresh())
-                )};
+        auto const require_listed = [&](char const* kind, auto const& listed, auto const& now) {
+            std::set<TorchIdentity> known;
+            for (auto const& one : listed) {
+                known.insert(one.identity());
             }
+            for (auto const& one : now) {
+                if (!known.contains(one.identity())) {
+                    throw ContractViolation{concat(
+                        kind,
+                        " ",
+                        one.name,
+                        " came into the module after the ",
+                        this->join_name(),
+                        " was made, so it would be neither averaged nor sent; make the ",
+                        this->join_name(),
+                        " after the module has all its layers",
+                        or_refresh(this->has_refresh())
+                    )};
+                }
+            }
+        };
+        require_listed(
+            "parameter", parameters_, distinct_tensors(module_.named_parameters(), ignore_)
+        );
+        if (sends_buffers_) {
+            require_listed("buffer", buffers_, distinct_buffers(module_, ignore_));
         }
     }
 
@@ -894,6 +910,7 @@ protected:
         std::vector<std::string> ignore = {};   ///< names of parameters
         bool finds_unused = false;              ///< reads the graph of what passes return
         bool steps_unused = false; ///< all gradients count, those of unused parameters as zeros
+        bool sends_buffers = true; ///< as DataParallelOptions::broadcast_buffers
     };
     /// `base` are the arguments of the base class.
     template <class Holder, class... Args>
@@ -901,8 +918,9 @@ protected:
         : Base{std::forward<Args>(base)...}, module_{torch_module_of(module)},
           ignore_{std::move(passes.ignore)},
           parameters_{distinct_tensors(module_.named_parameters(), ignore_)},
-          views_{std::move(passes.views)}, finds_unused_{passes.finds_unused},
-          steps_unused_{passes.steps_unused} {
+          buffers_{distinct_buffers(module_, ignore_)}, views_{std::move(passes.views)},
+          finds_unused_{passes.finds_unused}, steps_unused_{passes.steps_unused},
+          sends_buffers_{passes.sends_buffers} {
         if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
             keep_ = module.ptr();
         } else if constexpr (std::convertible_to<Holder, std::shared_ptr<void>>) {
@@ -918,6 +936,7 @@ protected:
     /// Follows the gradients of parameters that are listed in place of those of before.
     void follow(std::vector<NamedTorchTensor> parameters) {
         parameters_ = std::move(parameters);
+        buffers_ = distinct_buffers(module_, ignore_);
         followed_.follow({}, {});
         unused_.clear();
         watch();
@@ -1155,11 +1174,13 @@ private:
     }
 
     std::vector<NamedTorchTensor> parameters_;
+    std::vector<TorchBuffer> buffers_;
     std::shared_ptr<void> keep_;
     TorchGradients gradients_;
     std::shared_ptr<TorchViews> views_;
     bool finds_unused_; ///< in each pass; a static graph finds them in its first round
     bool steps_unused_;
+    bool sends_buffers_;
     /// Held by all that autograd calls, which has a thread for each CUDA device.
     std::recursive_mutex in_use_;
     bool is_reducing_ = false; ///< in a backward pass
@@ -1339,7 +1360,8 @@ private:
               module,
               {.views = views,
                .ignore = options.ignore,
-               .finds_unused = options.find_unused && !options.static_graph},
+               .finds_unused = options.find_unused && !options.static_graph,
+               .sends_buffers = options.broadcast_buffers},
               std::function<ParameterList()>{[&module, &options, views] {
                   return list_of(detail::torch_module_of(module), options, views);
               }},

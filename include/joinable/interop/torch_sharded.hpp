@@ -600,7 +600,9 @@ private:
     )
         : Participant{
               module,
-              {.views = views, .steps_unused = true},
+              {.views = views,
+               .steps_unused = true,
+               .sends_buffers = options.broadcast_buffers},
               comm,
               [&module, views, sharding = options.sharding] {
                   Module& named = detail::torch_module_of(module);

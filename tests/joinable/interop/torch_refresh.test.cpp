@@ -203,6 +203,35 @@ TEST_CASE("handles of gradients in buckets outlive a refresh, frozen ones, too")
     });
 }
 
+TEST_CASE("a late layer of frozen parameters or buffers alone is refused where a guard begins") {
+    for (bool const is_frozen : {true, false}) {
+        run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {
+            torch::nn::Sequential model{make_layer(2, 2, 0, 0.5)};
+            joinable::torch::DistributedDataParallel ddp{comm, model};
+            if (is_frozen) {
+                torch::nn::Linear late = make_layer(2, 2, comm.rank(), 1.5);
+                set_trained(late, false);
+                model->push_back(late);
+            } else {
+                model->push_back(torch::nn::BatchNorm1d{torch::nn::BatchNormOptions{2}.affine(false)
+                });
+            }
+            std::string text;
+            try {
+                joinable::Join const guard{joinable::participants(ddp)};
+            } catch (joinable::ContractViolation const& error) {
+                text = error.what();
+            }
+            CAPTURE(text);
+            CHECK(text.starts_with(
+                is_frozen ? "parameter 1.weight came into the module after the "
+                          : "buffer 1.running_mean came into the module after the "
+            ));
+            CHECK(text.find("so it would be neither averaged nor sent") != std::string::npos);
+        });
+    }
+}
+
 TEST_CASE("ranks whose modules differ say so, and the model is as it was before") {
     run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         Net model{0};

@@ -664,6 +664,11 @@ MUTATIONS = [
         "interop/torch_refresh.test.cpp", "a module that freezes*",
     ),
     Mutation(
+        "values-set-anew-are-told-by-their-address", "interop/torch.hpp",
+        "return this->has_new_value(i); }", "return i > 99; }",
+        "interop/torch_refresh.test.cpp", "a value that was set anew*",
+    ),
+    Mutation(
         "layers-added-to-a-module-are-not-noticed", "interop/torch.hpp",
         "if (!known.contains(one.identity())) {", "if (false) {",
         "interop/torch.test.cpp", "a layer that a module got*",

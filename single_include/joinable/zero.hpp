@@ -3028,8 +3028,14 @@ class Relisted {
 public:
     Relisted() = default;
     /// A parameter is the first one of the same name that no other one is. Without a name it is the one whose value is
-    /// at the same address, unless that one has other memory now. With `same_objects` the lists are the same.
-    Relisted(ListedModel const& before, ParameterList const& now, bool same_objects);
+    /// at the same address, unless that one has other memory now. With `same_objects` the lists are the same. A
+    /// value at the address of before is another one if `is_replaced(i)` says so of parameter `i` before.
+    Relisted(
+        ListedModel const& before,
+        ParameterList const& now,
+        bool same_objects,
+        std::function<bool(std::size_t)> const& is_replaced = {}
+    );
 
     [[nodiscard]] std::size_t size() const noexcept { return was_.size(); }
     /// The index of parameter `i` in the list before, if it is there.
@@ -3062,7 +3068,12 @@ void require_no_window(WindowOf const& window, F const& are_cleared) {
     }
 }
 
-inline Relisted::Relisted(ListedModel const& before, ParameterList const& now, bool same_objects)
+inline Relisted::Relisted(
+    ListedModel const& before,
+    ParameterList const& now,
+    bool same_objects,
+    std::function<bool(std::size_t)> const& is_replaced
+)
     : was_(now.size()), is_equal_(now.size()), was_trained_(now.size()) {
     std::map<std::string, std::queue<std::size_t>, std::less<>> by_name;
     std::unordered_map<void const*, std::size_t> by_value;
@@ -3095,7 +3106,8 @@ inline Relisted::Relisted(ListedModel const& before, ParameterList const& now, b
             ParameterState const& listed = before.listed()[*was_[i]];
             bool const is_alike =
                 listed.dtype == value.dtype() && listed.extents == value.extents();
-            bool const is_there = same_objects || is_at(value.data(), *was_[i]);
+            bool const is_there = same_objects || (is_at(value.data(), *was_[i]) &&
+                                                   !(is_replaced && is_replaced(*was_[i])));
             was_trained_[i] = is_alike && listed.requires_grad;
             is_equal_[i] =
                 is_alike && is_there && (listed.requires_grad || !now[i].requires_grad());

@@ -88,10 +88,7 @@ public:
         if (storages_.size() == storages_.capacity()) {
             std::erase_if(storages_, [](Weak const& one) { return one.expired(); });
         }
-        c10::StorageImpl* const storage = gradient.storage().unsafeGetStorageImpl();
-        storages_.emplace_back(
-            c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(storage)
-        );
+        storages_.push_back(gradient.storage().getWeakStorageImpl());
     }
 
     /// The buckets end. Gradients that still exist get memory of their own, or none if there is none left.
@@ -929,6 +926,11 @@ protected:
         watch();
     }
 
+    /// Whether the value of a parameter was set anew since it was listed. Its storage tells, which is told from others
+    /// as long as it is noted here; an address may be that of the next value, too.
+    [[nodiscard]] bool has_new_value(std::size_t i) const {
+        return !(storages_[i] == parameters_[i].tensor.storage().getWeakStorageImpl());
+    }
     /// Others keep what lies in the buckets of before, in memory of its own.
     void use_views(std::shared_ptr<TorchViews> views) {
         std::exchange(views_, std::move(views))->leave();
@@ -978,6 +980,10 @@ private:
     void watch() {
         abort_if_throws(this->join_communicator(), [&] {
             gradients_.watch(parameters_, [this](std::size_t i) { on_gradient(i); });
+            storages_.clear();
+            for (NamedTorchTensor const& parameter : parameters_) {
+                storages_.push_back(parameter.tensor.storage().getWeakStorageImpl());
+            }
         });
     }
     void on_gradient(std::size_t i) {
@@ -1175,6 +1181,7 @@ private:
 
     std::vector<NamedTorchTensor> parameters_;
     std::vector<TorchBuffer> buffers_;
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_; ///< of the parameters
     std::shared_ptr<void> keep_;
     TorchGradients gradients_;
     std::shared_ptr<TorchViews> views_;
@@ -1303,7 +1310,9 @@ public:
             *this,
             list,
             std::move(buffers),
-            {.sends_buffers = true, .accept = [&] { this->use_views(views); }}
+            {.sends_buffers = true,
+             .is_replaced = [&](std::size_t i) { return this->has_new_value(i); },
+             .accept = [&] { this->use_views(views); }}
         );
         this->follow(std::move(parameters));
     }

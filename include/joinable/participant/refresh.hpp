@@ -58,6 +58,8 @@ struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
     struct How {
         bool same_objects = false;
         bool sends_buffers = false;
+        /// Whether a parameter of before has got another value, perhaps at the same address.
+        std::function<bool(std::size_t)> is_replaced = {};
         std::function<void()> accept = {
         }; ///< all ranks have accepted the list; the gradients are where they were
     };
@@ -80,7 +82,7 @@ struct Refresh<DistributedDataParallel<Comm, Reduction, Times>> {
                 require_no_window(model.window(), [&] {
                     return are_cleared(list, device_of(model.comm_));
                 });
-                relisted = Relisted{*former.listed_, list, how.same_objects};
+                relisted = Relisted{*former.listed_, list, how.same_objects, how.is_replaced};
                 relisted.agree_on(compared, list);
                 model.module_->take_over(*former.module_, compared);
                 model.former_.reserve(model.former_.size() + 1);

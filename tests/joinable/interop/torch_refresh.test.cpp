@@ -203,6 +203,24 @@ TEST_CASE("handles of gradients in buckets outlive a refresh, frozen ones, too")
     });
 }
 
+TEST_CASE("a value that was set anew is sent by refresh(), also at the address of the one before") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        std::vector<double> memory(6);
+        auto const in_memory = [&] {
+            return torch::from_blob(memory.data(), {3, 2}, torch::kDouble);
+        };
+        Net model{0};
+        Tensor const weight = model->first->weight;
+        weight.set_data(in_memory());
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        weight.set_data(weight.to(torch::kFloat)); // to() and back
+        memory.assign(6, comm.rank() + 1.0);
+        weight.set_data(in_memory());
+        ddp.refresh();
+        CHECK(torch::equal(weight, torch::ones({3, 2}, torch::kDouble)));
+    });
+}
+
 TEST_CASE("a late layer of frozen parameters or buffers alone is refused where a guard begins") {
     for (bool const is_frozen : {true, false}) {
         run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {

@@ -664,6 +664,11 @@ MUTATIONS = [
         "interop/torch_refresh.test.cpp", "a module that freezes*",
     ),
     Mutation(
+        "refused-uses-of-all-values-end-the-pass", "interop/torch_sharded.hpp",
+        "        auto held = Base::use_all();", "        forget_scopes();\n        auto held = Base::use_all();",
+        "interop/torch_sharded.test.cpp", "a refused use_all*",
+    ),
+    Mutation(
         "values-set-anew-are-told-by-their-address", "interop/torch.hpp",
         "return this->has_new_value(i); }", "return i > 99; }",
         "interop/torch_refresh.test.cpp", "a value that was set anew*",

@@ -317,8 +317,9 @@ public:
     }
     /// See joinable::ShardedDataParallel::use_all().
     [[nodiscard]] Values use_all() {
+        auto held = Base::use_all(); // refused in a pass, whose scopes stay
         forget_scopes();
-        return Base::use_all();
+        return held;
     }
 
     /// For TorchParticipant: `before(pass, node)` is called before the backward pass runs a node of this forward pass.

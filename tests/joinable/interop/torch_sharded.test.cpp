@@ -210,6 +210,23 @@ TEST_CASE("a norm is clipped in one step of a sharded libtorch module") {
     });
 }
 
+TEST_CASE("a refused use_all() leaves the values that a backward pass gathers") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        torch::nn::Linear model{3, 2};
+        joinable::torch::ShardedDataParallel sharded{
+            comm, model, joinable::Sgd{}, {.sharding = Sharding::parameters}
+        };
+        Tensor const outputs = sharded.forward([&] {
+            auto const held = sharded.use(model);
+            return model->forward(torch::ones({2, 3}, torch::requires_grad()));
+        });
+        CHECK(refusal([&] { static_cast<void>(sharded.use_all()); }
+        ).starts_with("use_all() was called in a guard or in a round"));
+        CHECK(refusal([&] { outputs.sum().backward(); }).empty());
+        CHECK(refusal([&] { sharded.step(); }).empty());
+    });
+}
+
 TEST_CASE("ranks that clip one step differently are told so, and nothing is stepped") {
     for (bool const differs_in_type : {false, true}) {
         for (Sharding const sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {

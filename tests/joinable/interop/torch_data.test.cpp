@@ -124,6 +124,19 @@ TEST_CASE("a loaded sampler that is drawn from by hand has all of the next epoch
     CHECK(drawn_from(other, 4) == drawn_from(next_epoch, 4));
 }
 
+TEST_CASE("a loaded sampler that is reset to another number of elements has these") {
+    ShardSampler sampler{40, {1, 3}};
+    torch::serialize::OutputArchive out;
+    sampler.save(out);
+    std::stringstream file;
+    out.save_to(file);
+    torch::serialize::InputArchive in;
+    in.load_from(file);
+    sampler.load(in);
+    sampler.reset(7);
+    CHECK(drawn_from(sampler, 4) == std::vector<std::size_t>{1, 4});
+}
+
 /// The numbers from 0, each with the square of it.
 struct Squares : torch::data::datasets::Dataset<Squares> {
     explicit Squares(std::size_t count) : count_{count} {}

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -531,7 +532,7 @@ public:
     /// Joined ranks clip as well. Local: the step sums, and compares these arguments, of which it throws Mismatch on all
     /// ranks if they differ, before it changes a gradient or value. See ClipNorm.
     /// @throws ContractViolation  with step_in_backward, where parameters are stepped before all gradients are there;
-    ///         or the norm's type is not above 0.
+    ///         the norm's type is not above 0, or `max_norm` is NaN.
     void clip_grad_norm_(double max_norm, double norm_type = 2) {
         if (!clip_) {
             throw ContractViolation{
@@ -540,6 +541,9 @@ public:
             };
         }
         static_cast<void>(ClipNorm{max_norm, {.norm_type = norm_type}}); // refuses what no norm is
+        if (std::isnan(max_norm)) {
+            throw ContractViolation{"clip_grad_norm_(): max_norm is not a number"};
+        }
         clip_->own = clip_->all = {max_norm, norm_type, true};
     }
     /// The norm of the gradients of the last step that clip_grad_norm_() clipped, before it was; 0 if there was none. A

@@ -338,6 +338,9 @@ TEST_CASE("what a sharded libtorch module cannot do is said in a sentence") {
     SmallNet model;
     joinable::torch::ShardedDataParallel sharded{alone, model, adam};
     CHECK(refusal([&] { sharded.clip_grad_norm_(1, -1); }).find("above 0") != std::string::npos);
+    CHECK(refusal([&] {
+              sharded.clip_grad_norm_(std::nan(""));
+          }) == "clip_grad_norm_(): max_norm is not a number");
     CHECK(refusal([&] { sharded.step(); }).starts_with("step() follows a backward pass"));
     CHECK(refusal([&] { model->forward(inputs_of(0, 0)).sum().backward(); }
     ).starts_with("gradients became ready, but no forward() of the ShardedDataParallel came"));

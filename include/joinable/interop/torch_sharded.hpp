@@ -171,7 +171,9 @@ template <class R>
 struct TorchRuleOf : std::type_identity<R> {};
 template <std::invocable<std::vector<at::Tensor>> Factory>
 struct TorchRuleOf<Factory>
-    : std::type_identity<TorchLocalOptimizer<typename TorchMadeBy<Factory>::type>> {};
+    : std::type_identity<TorchLocalOptimizer<typename TorchMadeBy<Factory>::type>> {
+    static_assert(models_torch_optimizer<typename TorchMadeBy<Factory>::type>());
+};
 
 /// A norm to which the next step clips.
 struct TorchClip {

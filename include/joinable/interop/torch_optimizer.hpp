@@ -49,7 +49,7 @@
 /// joinable::torch::Optimizer optimizer{comm, model->parameters(), [](std::vector<torch::Tensor> mine) {
 ///     return torch::optim::Adam{std::move(mine), torch::optim::AdamOptions{1e-3}};
 /// }};
-/// torch::optim::StepLR schedule{optimizer.local(), 30, 0.1}; // on each rank
+/// torch::optim::StepLR schedule{optimizer.local(), 30, 0.1}; // on each rank; stepped after each guard
 /// joinable::Join join{joinable::participants(ddp, optimizer)};
 /// ```
 
@@ -491,7 +491,9 @@ namespace torch {
 /// | SGD, Adam, AdamW, RMSprop, Adagrad      | made by the factory on each rank, for what that owns; LBFGS is       |
 /// |                                         | refused, because it steps all parameters by one direction            |
 /// | options of a group, LRScheduler         | those of local(), set equally on all ranks; if ranks have joined,    |
-/// |                                         | all take those of the lowest active rank with each step             |
+/// |                                         | all take those of the lowest active rank with each step. Step a     |
+/// |                                         | scheduler for each batch in ZeroOptions::before_step, which joined  |
+/// |                                         | ranks run; one for each epoch after the guard                       |
 /// | several groups of parameters            | add_parameter_group() for each further one                          |
 /// | zero_grad()                             | that of the module                                                  |
 /// | a parameter without a gradient          | is not stepped                                                      |

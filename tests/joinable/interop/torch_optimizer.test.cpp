@@ -4,11 +4,13 @@
 
 #include <torch/torch.h> // before doctest: both have a macro CHECK
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -217,6 +219,51 @@ TEST_CASE("a scheduler of libtorch sets the rate of all ranks, and joined ranks 
         }
         double const rate = zero.local().param_groups()[0].options().get_lr();
         CHECK(rate == std::ldexp(0.1, -(3 + comm.size() - 2))); // StepLR's first step sets 0.1
+    });
+}
+
+TEST_CASE("a scheduler that before_step steps is at the same place on joined ranks, in each guard"
+) {
+    auto const sgd = [](std::vector<Tensor> all) {
+        return torch::optim::SGD{std::move(all), torch::optim::SGDOptions{0.5}};
+    };
+    auto const set_gradients = [](SmallNet const& net, double gradient) {
+        for (Tensor const& parameter : net->parameters()) {
+            parameter.mutable_grad() = torch::full_like(parameter, gradient);
+        }
+    };
+    run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {
+        SmallNet alone;
+        auto optimizer = sgd(alone->parameters());
+        torch::optim::StepLR schedule_alone{optimizer, 2, 0.5};
+        SmallNet model;
+        std::optional<torch::optim::StepLR> schedule;
+        auto const before_step = [&](joinable::ShardGradients const&) {
+            schedule->step();
+            return true;
+        };
+        joinable::torch::Optimizer zero{
+            comm,
+            model->parameters(),
+            sgd,
+            ZeroOptions{.reduces_gradients = true, .before_step = before_step}
+        };
+        schedule.emplace(zero.local(), 2, 0.5);
+        for (int epoch = 0; epoch < 2; ++epoch) {
+            joinable::Join guard{joinable::participants(zero)};
+            for (int round = 0; round < 3 + comm.rank(); ++round) {
+                set_gradients(model, 1);
+                zero.step();
+            }
+            guard.finish();
+            for (int round = 0; round < 2 + comm.size(); ++round) {
+                int const joined = std::max(0, round - 2);
+                set_gradients(alone, static_cast<double>(comm.size() - joined) / comm.size());
+                schedule_alone.step();
+                optimizer.step();
+            }
+            check_close(numbers_of(*model), numbers_of(*alone));
+        }
     });
 }
 

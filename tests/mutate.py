@@ -847,10 +847,7 @@ MUTATIONS = [
     ),
     Mutation(
         "rows-of-a-module-lie-in-the-memory-of-the-reducer", "interop/torch.hpp",
-        """                .make_tensor()
-                .clone();
-        };""", """                .make_tensor();
-        };""",
+        "detail::tensor_over(rows.values, options).clone(),", "detail::tensor_over(rows.values, options),",
         "interop/torch_module.test.cpp", "sparse gradients of embeddings have the bits*",
     ),
     Mutation(

@@ -229,24 +229,17 @@ struct parameter_traits<detail::NamedTorchTensor> {
     }
     /// The gradient has memory of its own, which optimizers may write, and is coalesced.
     static void set_sparse_grad(detail::NamedTorchTensor& p, SparseRows const& rows) {
-        auto const copy = [](AnyView const& view, at::TensorOptions const& options) {
-            std::vector<std::int64_t> const extents{view.extents().begin(), view.extents().end()};
-            return at::for_blob(view.data(), extents)
-                .options(options)
-                .target_device(options.device())
-                .make_tensor()
-                .clone();
-        };
         p.indices.reset();
         p.values.reset();
         at::TensorOptions const options = p.tensor.options().requires_grad(false);
-        p.tensor.mutable_grad() = at::_sparse_coo_tensor_unsafe(
-                                      copy(rows.indices, options.dtype(at::kLong)).unsqueeze(0),
-                                      copy(rows.values, options),
-                                      p.tensor.sizes(),
-                                      options.layout(c10::kSparse)
-        )
-                                      ._coalesced_(true);
+        p.tensor.mutable_grad() =
+            at::_sparse_coo_tensor_unsafe(
+                detail::tensor_over(rows.indices, options.dtype(at::kLong)).clone().unsqueeze(0),
+                detail::tensor_over(rows.values, options).clone(),
+                p.tensor.sizes(),
+                options.layout(c10::kSparse)
+            )
+                ._coalesced_(true);
     }
 };
 

@@ -655,7 +655,8 @@ MUTATIONS = [
     ),
     Mutation(
         "buffers-of-torchscript-are-those-of-the-start", "interop/torch.hpp",
-        "{std::move(name), {}, object, slot}", "{std::move(name), object->getSlot(slot).toTensor()}",
+        "concat(part.name, \".\", name), {}, object, slot",
+        "concat(part.name, \".\", name), object->getSlot(slot).toTensor()",
         "interop/torch_script.test.cpp", "a buffer that a TorchScript pass*",
     ),
     Mutation(

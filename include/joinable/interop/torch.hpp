@@ -738,6 +738,28 @@ void require_no_half_ignored(Items const& items, std::vector<std::string> const&
         }
     }
 }
+/// Calls `visit` with each buffer of a module. TorchScript lists only those that cannot be None, unlike those of BatchNorm.
+template <class Module, class F>
+void for_each_buffer(Module& module, F const& visit) {
+    if constexpr (requires { module._ivalue(); }) {
+        for (auto const& part : module.named_modules()) {
+            auto const object = part.value._ivalue();
+            auto const type = object->type();
+            for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
+                if (type->is_buffer(slot) && object->getSlot(slot).isTensor()) {
+                    std::string const& name = type->getAttributeName(slot);
+                    visit(TorchBuffer{
+                        part.name.empty() ? name : concat(part.name, ".", name), {}, object, slot
+                    });
+                }
+            }
+        }
+    } else {
+        for (auto const& item : module.named_buffers()) {
+            visit(TorchBuffer{item.key(), item.value()});
+        }
+    }
+}
 /// Throws ContractViolation if the names in `options` do not fit the module.
 template <class Module>
 void check_names(Module& module, DataParallelOptions const& options) {
@@ -746,7 +768,7 @@ void check_names(Module& module, DataParallelOptions const& options) {
     std::vector<std::string> names;
     append_names(parameters, names);
     require_found("sparse", options.sparse, names, "parameter");
-    append_names(buffers, names);
+    for_each_buffer(module, [&](TorchBuffer&& one) { names.push_back(std::move(one.name)); });
     require_found("ignore", options.ignore, names, "parameter or buffer");
     require_no_half_ignored(parameters, options.ignore);
     require_no_half_ignored(buffers, options.ignore);
@@ -757,27 +779,13 @@ template <class Module>
 std::vector<TorchBuffer>
 distinct_buffers(Module& module, std::vector<std::string> const& ignore = {}) {
     std::vector<TorchBuffer> buffers;
-    if constexpr (requires { module._ivalue(); }) {
-        std::set<TorchIdentity> seen;
-        for (auto const& part : module.named_modules()) {
-            auto const object = part.value._ivalue();
-            auto const type = object->type();
-            for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
-                std::string name = part.name.empty()
-                                       ? type->getAttributeName(slot)
-                                       : part.name + "." + type->getAttributeName(slot);
-                if (type->is_buffer(slot) && object->getSlot(slot).isTensor() &&
-                    object->getSlot(slot).toTensor().defined() && !is_named(name, ignore) &&
-                    seen.emplace(object.get(), slot).second) {
-                    buffers.push_back({std::move(name), {}, object, slot});
-                }
-            }
+    std::set<TorchIdentity> seen;
+    for_each_buffer(module, [&](TorchBuffer&& one) {
+        if (one.now().defined() && !is_named(one.name, ignore) &&
+            seen.insert(one.identity()).second) {
+            buffers.push_back(std::move(one));
         }
-    } else {
-        for (NamedTorchTensor const& one : distinct_tensors(module.named_buffers(), ignore)) {
-            buffers.push_back({one.name, one.tensor});
-        }
-    }
+    });
     return buffers;
 }
 template <class Module>

@@ -241,9 +241,17 @@ TEST_CASE("a buffer that a TorchScript pass assigns anew is sent as the module h
         torch::jit::Module model{"Net"};
         model.register_parameter("weight", torch::ones({2}).requires_grad_(true), false);
         model.register_buffer("seen", torch::zeros({2}));
+        model.register_attribute( // as those of BatchNorm
+            "last",
+            c10::OptionalType::ofTensor(),
+            torch::zeros({2}),
+            false,
+            true
+        );
         model.define(R"(
             def forward(self, x):
                 self.seen = self.seen + x
+                self.last = x.clone()
                 return self.weight * x
         )");
         joinable::torch::DistributedDataParallel ddp{comm, model};
@@ -258,7 +266,9 @@ TEST_CASE("a buffer that a TorchScript pass assigns anew is sent as the module h
             constexpr int sums[] = {2, 4, 7};
             Tensor const seen = torch::full({2}, epoch * sums[comm.size() - 1], torch::kFloat);
             CHECK(torch::equal(model.attr("seen").toTensor(), seen));
+            CHECK(torch::equal(model.attr("last").toTensor(), torch::full({2}, comm.size() + 0.0)));
         }
+        CHECK_NOTHROW(joinable::torch::DistributedDataParallel{comm, model, {.ignore = {"last"}}});
     });
 }
 

@@ -244,6 +244,8 @@ private:
         static_cast<void>(is_aborted()); // receives an abort for which the others no longer wait
         std::array<std::uint64_t, 2> const own{static_cast<std::uint64_t>(meeting), word};
         std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(size()));
+        std::vector<std::uint64_t> words; // made here: after the meeting the others block
+        words.reserve(static_cast<std::size_t>(size()));
         {
             auto work = all_gather(
                 {own.data(), own.size(), DType::u64}, {all.data(), all.size(), DType::u64}
@@ -256,7 +258,6 @@ private:
         if (auto const reason = detail::difference_of_meetings(all)) {
             held()->fail(*reason);
         }
-        std::vector<std::uint64_t> words;
         for (std::size_t at = 1; at < all.size(); at += own.size()) {
             words.push_back(all[at]);
         }

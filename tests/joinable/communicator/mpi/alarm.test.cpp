@@ -12,6 +12,7 @@
 
 #include <doctest/doctest.h>
 #include <support/mpi_ranks.hpp>
+#include <support/mpi_wires.hpp>
 #include <support/shared.hpp>
 #include <support/thrown_by.hpp>
 
@@ -22,44 +23,8 @@ namespace {
 using namespace joinable_tests;
 using joinable::AbortReason;
 using joinable::FailureKind;
-using joinable::MpiOptions;
 using joinable::detail::MpiRank;
 using joinable::detail::MpiWord;
-
-[[nodiscard]] MPI_Comm duplicate(MPI_Comm comm) {
-    MPI_Comm made = MPI_COMM_NULL;
-    MPI_Comm_dup(comm, &made);
-    MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
-    return made;
-}
-
-/// Communicators of a rank, on which a test can say what a rank would, to some ranks only.
-struct Wires {
-    explicit Wires(MPI_Comm group, std::chrono::nanoseconds time_for_others = MpiOptions{}.patience)
-        : data{duplicate(group)}, alarm{duplicate(group)}, patience{time_for_others} {
-        MPI_Comm_rank(group, &rank);
-        MPI_Comm_size(group, &size);
-    }
-
-    [[nodiscard]] std::shared_ptr<MpiRank>
-    make_rank(std::shared_ptr<MpiRank> parent = nullptr) const {
-        MpiOptions const options{.deadline = std::chrono::seconds{20}, .patience = patience};
-        return std::make_shared<MpiRank>(
-            data, alarm, rank, size, options, joinable::detail::MpiLimits{}, std::move(parent)
-        );
-    }
-    void tell(int to, MpiWord word, std::vector<std::byte> const& body) const {
-        MPI_Send(
-            body.data(), static_cast<int>(body.size()), MPI_BYTE, to, static_cast<int>(word), alarm
-        );
-    }
-
-    MPI_Comm data;
-    MPI_Comm alarm;
-    std::chrono::nanoseconds patience;
-    int rank = 0;
-    int size = 0;
-};
 
 void wait_in_barrier(MpiRank& rank) {
     rank.finish(rank.post({}));

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <list>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -68,25 +69,14 @@ public:
         }
     }
 
-    /// Calls take(word, from, body) for each message that has arrived.
+    /// Calls take(word, from, body) for each message that has arrived. A message for which that
+    /// throws, because there is no memory, stays for the next poll; and so does an error of MPI.
     template <class Take>
     void poll(Take const& take) {
-        while (receive_ != MPI_REQUEST_NULL) {
-            int is_there = 0;
-            MPI_Status status;
-            int const code = MPI_Test(&receive_, &is_there, &status);
-            if (code != MPI_SUCCESS) {
-                receive_ = MPI_REQUEST_NULL; // do not test it again: MPI may have freed it
-            }
-            check_mpi(code, "MPI_Test");
-            if (is_there == 0) {
-                break;
-            }
-            int bytes = 0;
-            check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
-            std::vector<std::byte> const body(received_.begin(), received_.begin() + bytes);
+        while (has_arrived()) {
+            take(arrived_->word, arrived_->from, std::span{received_}.first(arrived_->bytes));
+            arrived_.reset();
             listen();
-            take(static_cast<MpiWord>(status.MPI_TAG), status.MPI_SOURCE, std::span{body});
         }
         if (!sent_.empty()) {
             static_cast<void>(has_sent());
@@ -122,6 +112,33 @@ private:
         MPI_Request request = MPI_REQUEST_NULL;
     };
 
+    /// A message in received_.
+    struct Arrived {
+        MpiWord word;
+        int from;
+        std::size_t bytes;
+    };
+
+    [[nodiscard]] bool has_arrived() {
+        if (receive_ != MPI_REQUEST_NULL) {
+            int is_there = 0;
+            MPI_Status status;
+            code_ = MPI_Test(&receive_, &is_there, &status);
+            if (code_ != MPI_SUCCESS) {
+                receive_ = MPI_REQUEST_NULL; // do not test it again: MPI may have freed it
+            } else if (is_there != 0) {
+                int bytes = 0;
+                static_cast<void>(MPI_Get_count(&status, MPI_BYTE, &bytes));
+                arrived_ = {
+                    static_cast<MpiWord>(status.MPI_TAG),
+                    status.MPI_SOURCE,
+                    static_cast<std::size_t>(bytes)
+                };
+            }
+        }
+        check_mpi(code_, "MPI_Test");
+        return arrived_.has_value();
+    }
     void listen() {
         if (size_ > 1) {
             check_mpi(
@@ -144,7 +161,9 @@ private:
     int size_;
     std::array<std::byte, most_bytes> received_{};
     MPI_Request receive_ = MPI_REQUEST_NULL;
-    std::list<Sent> sent_; ///< a list, because bodies must not move
+    int code_ = MPI_SUCCESS;         ///< of its last test
+    std::optional<Arrived> arrived_; ///< until it is taken
+    std::list<Sent> sent_;           ///< a list, because bodies must not move
 };
 
 /// A reason in the form that all ranks send: its text is cut to fit into a message. A group may receive the

@@ -269,9 +269,14 @@ private:
     [[nodiscard]] bool have_requests_ended(MpiOperation& operation) {
         bool is_done = false;
         require_for(operation, [&] {
-            is_done = operation.is_receive() ? has_received(operation, rank_, fail_)
-                                             : has_ended(operation.tables);
+            is_done =
+                operation.is_receive() ? has_received(operation) : has_ended(operation.tables);
         });
+        if (is_done && operation.is_receive()) {
+            if (auto const reason = difference_of_size(operation, rank_)) {
+                fail_(*reason);
+            }
+        }
         return is_done;
     }
     /// Whether its data has started to move.

@@ -47,44 +47,55 @@ inline void start_message(MpiOperation& operation, MpiLimits limits, MPI_Comm co
     }
 }
 
-/// Whether a receive of `rank` is complete. Calls fail(reason), which throws, if the message has
-/// another size.
-template <class Fail>
-[[nodiscard]] bool has_received(MpiOperation& operation, int rank, Fail const& fail) {
+/// Whether a receive has ended. MPI says only once how, so the operation keeps it.
+[[nodiscard]] inline bool has_received(MpiOperation& operation) {
+    if (operation.received) {
+        return true;
+    }
+    MPI_Request& request = operation.tables.requests.front();
     int is_done = 0;
     MPI_Status status;
-    int const code = MPI_Test(&operation.tables.requests.front(), &is_done, &status);
-    MPI_Count bytes = 0;
-    if (code == MPI_SUCCESS && is_done != 0) {
-        check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
-    }
+    int const code = MPI_Test(&request, &is_done, &status);
     int error_class = MPI_SUCCESS;
     if (code != MPI_SUCCESS) {
         check_mpi(MPI_Error_class(code, &error_class), "MPI_Error_class");
     }
-    std::size_t const expected = bytes_of_message(operation);
-    if (error_class == MPI_ERR_TRUNCATE ||
-        (code == MPI_SUCCESS && is_done != 0 && static_cast<std::size_t>(bytes) != expected)) {
-        operation.tables.requests.front() = MPI_REQUEST_NULL; // it has ended
-        operation.state = MpiOperation::State::lost;
-        operation.is_refused = false;
-        fail(AbortReason{
-            FailureKind::mismatch,
-            both_ranks(rank, operation.peer),
-            concat(
-                "rank ",
-                rank,
-                " expects ",
-                expected,
-                " bytes in ",
-                operation.text(),
-                ", which sent ",
-                code == MPI_SUCCESS ? to_text(bytes) : to_text(std::string_view{"more"})
-            )
-        });
+    if (error_class == MPI_ERR_TRUNCATE) {
+        request = MPI_REQUEST_NULL; // it has ended
+        operation.received = MpiOperation::too_much;
+        return true;
     }
     check_mpi(code, "MPI_Test");
+    if (is_done != 0) {
+        MPI_Count bytes = 0;
+        check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
+        operation.received = bytes;
+    }
     return is_done != 0;
+}
+
+/// The reason if the message has another size than `rank` expects. @pre has_received()
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_size(MpiOperation const& operation, int rank) {
+    std::size_t const expected = bytes_of_message(operation);
+    MPI_Count const bytes = operation.received.value();
+    if (static_cast<std::size_t>(bytes) == expected) {
+        return std::nullopt;
+    }
+    return AbortReason{
+        FailureKind::mismatch,
+        both_ranks(rank, operation.peer),
+        concat(
+            "rank ",
+            rank,
+            " expects ",
+            expected,
+            " bytes in ",
+            operation.text(),
+            ", which sent ",
+            bytes == MpiOperation::too_much ? to_text(std::string_view{"more"}) : to_text(bytes)
+        )
+    };
 }
 
 /// Whether MPI has cancelled a receive as requested (true) or has delivered its message (false).
@@ -104,9 +115,8 @@ template <class Fail>
 /// Receives and discards the next message of a rank. Returns whether there was one.
 [[nodiscard]] inline bool drop_message(int from, MPI_Comm comm) {
     int is_there = 0;
-    MPI_Message message = MPI_MESSAGE_NULL;
-    MPI_Status status;
-    check_mpi(MPI_Improbe(from, MPI_ANY_TAG, comm, &is_there, &message, &status), "MPI_Improbe");
+    MPI_Status status; // not MPI_Improbe: it would take the message before there is memory for it
+    check_mpi(MPI_Iprobe(from, MPI_ANY_TAG, comm, &is_there, &status), "MPI_Iprobe");
     if (is_there == 0) {
         return false;
     }
@@ -114,7 +124,10 @@ template <class Fail>
     check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
     int const room = static_cast<int>((std::min)(bytes, static_cast<MPI_Count>(INT_MAX)));
     std::vector<std::byte> dropped(static_cast<std::size_t>(room));
-    check_mpi(MPI_Mrecv(dropped.data(), room, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
+    check_mpi(
+        MPI_Recv(dropped.data(), room, MPI_BYTE, from, status.MPI_TAG, comm, MPI_STATUS_IGNORE),
+        "MPI_Recv"
+    );
     return true;
 }
 

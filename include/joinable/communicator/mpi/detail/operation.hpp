@@ -6,9 +6,12 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <mpi.h>
 
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/comparison.hpp>
@@ -39,6 +42,8 @@ struct MpiOperation {
         complete,
         lost, ///< an abort came first: MPI still has the memory
     };
+    static constexpr MPI_Count too_much = -1; ///< as `received`
+
     /// A block of MpiMemory.
     struct Block {
         std::byte* data = nullptr;
@@ -52,7 +57,8 @@ struct MpiOperation {
     int peer = -1;            ///< of a message
     bool is_send = false;
     int tag = 0;
-    std::string_view called; ///< in texts, if it is not named as MPI's
+    std::optional<MPI_Count> received; ///< bytes, once a receive has ended
+    std::string_view called;           ///< in texts, if it is not named as MPI's
     Comparison comparison;
     WaitClock polled;
     MpiQuestion question;    ///< asked at its deadline
@@ -212,6 +218,7 @@ public:
         operation.called = {};
         operation.comparison.end();
         operation.peer = -1;
+        operation.received.reset();
         operation.polled = {};
         operation.question = {};
         operation.is_refused = false;

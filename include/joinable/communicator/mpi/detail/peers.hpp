@@ -143,8 +143,9 @@ public:
     /// deadline.
     void ask(MpiOperation& operation) {
         if (operation.question.number == 0) {
-            operation.question = {++asked_, Clock::now()};
+            ++asked_;
             alarm_.tell_all(MpiWord::question, std::as_bytes(std::span{&asked_, 1}));
+            operation.question = {asked_, Clock::now()}; // not while some rank is not asked
         }
     }
     /// Whether all have answered, or their time was over when this rank last received messages: it
@@ -177,10 +178,10 @@ public:
     // -- closing ----------------------------------------------------------------------------------
 
     /// Tells all ranks what this one leaves behind. It sends nothing more after that. `word` is
-    /// leave, gone or unwound.
+    /// leave, gone or unwound. If there is no memory for it, another call tells the other ranks.
     void say_last_word(MpiWord word, MpiLeave leave) {
         leave.is_gone = word != MpiWord::leave;
-        for (int to = 0; to < size(); ++to) {
+        for (int& to = told_last_word_; to < size(); ++to) {
             if (to != rank_) {
                 leave.sent = others_[as_index(to)].sent;
                 leave.received = others_[as_index(to)].received;
@@ -270,6 +271,7 @@ private:
     std::vector<Other> others_; ///< including this one
     MpiAlarm alarm_;            ///< last, because it starts to receive, and others may throw
     bool has_any_left_ = false;
+    int told_last_word_ = 0; ///< how many ranks
     bool has_sent_last_word_ = false;
     bool is_closed_ = false;
     std::uint64_t asked_ = 0;      ///< questions

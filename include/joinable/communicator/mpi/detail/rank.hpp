@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -119,16 +120,20 @@ public:
         return operation;
     }
     void finish(MpiOperation& operation) {
-        auto const is_over = [&] { return progress(operation); };
+        finish(operation, [&] { return progress(operation); });
+    }
+    template <class IsOver>
+    void finish(MpiOperation& operation, IsOver const& is_over) {
         wait_until(options_.deadline, is_over, MpiPause{}, [&] { return more_time(operation); });
     }
     /// The same for the meeting before ranks block inside MPI. When an abort comes, others may
     /// already be inside. This rank then follows them, if its part of the meeting ends within half
     /// the time for which closing ranks wait for it. It does not wait for a rank that has left
-    /// without coming.
+    /// without coming. Where it has no memory for a message, it goes on, too.
     void finish_meeting(MpiOperation& operation) {
+        auto const is_over = [&] { return if_memory([&] { return progress(operation); }); };
         try {
-            finish(operation);
+            finish(operation, is_over);
         } catch (...) { // an abort may be a ContractViolation, too, which is no Error
             bool const is_met = operation.state == MpiOperation::State::lost &&
                                 operation.moves_data() && has_met(operation);
@@ -271,10 +276,13 @@ public:
             return;
         }
         try {
-            poll();
+            poll_if_memory();
             if (is_unwinding && !failure_) {
                 if (in_flight_.open().empty()) {
-                    take_over_unwinding({rank_, std::chrono::steady_clock::now()});
+                    if_memory([&] {
+                        take_over_unwinding({rank_, std::chrono::steady_clock::now()});
+                        return true;
+                    });
                 } else {
                     abort_for_exception(*this, what_unwinds);
                 }
@@ -284,9 +292,12 @@ public:
             }
             bool const is_staying =
                 !is_unwinding && !unwinding_ && in_flight_.can_be_left(options_.check);
-            say_last_word(is_staying);
-            bool const is_over = is_staying && hear_last_words() && drain() && drop_messages();
-            bool const has_sent = wait_patiently([&] { return peers_.has_sent(); });
+            bool const has_said =
+                wait_patiently(options_.patience, [&] { return say_last_word(is_staying); });
+            bool const is_over =
+                has_said && is_staying && hear_last_words() && drain() && drop_messages();
+            bool const has_sent =
+                wait_patiently(options_.patience, [&] { return peers_.has_sent(); });
             if (!is_over || !has_sent) {
                 keep();
                 peers_.stop_listening();
@@ -349,9 +360,9 @@ private:
     /// Tells the others why this rank has failed, as far as MPI can. Ranks that do not receive this
     /// learn later that this rank has left.
     void tell_reason() noexcept {
-        has_told_ = true;
         try {
             peers_.tell_all(MpiWord::abort, packed(*failure_, MpiAlarm::most_bytes));
+            has_told_ = true;
             static_cast<void>(peers_.has_sent());
         } catch (...) { // NOLINT(bugprone-empty-catch): this rank has failed already
         }
@@ -397,10 +408,25 @@ private:
         return left;
     }
 
-    /// Polls until `is_so()`, or for the patience. Returns whether it came true.
+    /// f(), or false if there is no memory for it. What it has not heard stays for the next poll.
+    template <class F>
+    static bool if_memory(F const& f) {
+        try {
+            return f();
+        } catch (std::bad_alloc const&) {
+            return false;
+        }
+    }
+    void poll_if_memory() {
+        if_memory([&] {
+            poll();
+            return true;
+        });
+    }
+    /// Polls until `is_so()`, or for that time. Returns whether it came true.
     template <class IsSo>
-    [[nodiscard]] bool wait_patiently(IsSo const& is_so) const {
-        return wait_at_most(options_.patience, is_so, MpiPause{});
+    [[nodiscard]] static bool wait_patiently(std::chrono::nanoseconds time, IsSo const& is_so) {
+        return wait_at_most(time, [&] { return if_memory(is_so); }, MpiPause{});
     }
     /// Whether a meeting that an abort has interrupted ends all the same.
     [[nodiscard]] bool has_met(MpiOperation& meeting) {
@@ -410,13 +436,13 @@ private:
             is_met = has_ended(meeting.tables);
             return is_met || peers_.departed_peer(meeting);
         };
-        static_cast<void>(wait_at_most(options_.patience / 2, is_decided, MpiPause{}));
+        static_cast<void>(wait_patiently(options_.patience / 2, is_decided));
         return is_met;
     }
 
     // -- closing ----------------------------------------------------------------------------------
 
-    void say_last_word(bool is_staying) {
+    [[nodiscard]] bool say_last_word(bool is_staying) {
         MpiLeave leave{.posted = in_flight_.posted()};
         if (is_staying) {
             leave.open = in_flight_.open_collectives();
@@ -429,13 +455,14 @@ private:
                          : MpiWord::gone,
             std::move(leave)
         );
+        return true;
     }
     /// Whether all ranks have left in time, and none has stopped before.
     [[nodiscard]] bool hear_last_words() {
         auto end = end_of_wait(options_.deadline);
         bool is_short = false;
         for (MpiPause pause; !peers_.have_all_left(); pause()) {
-            poll();
+            poll_if_memory();
             auto const now = std::chrono::steady_clock::now();
             if (failure_ && !std::exchange(is_short, true)) {
                 end = (std::min)(end, end_of_wait(options_.patience, now));
@@ -457,7 +484,7 @@ private:
     /// Discards messages that no rank has received. MPI may give this communicator's number to the
     /// next one, which would then receive them. Returns whether all have come.
     [[nodiscard]] bool drop_messages() {
-        return wait_patiently([&] {
+        return wait_patiently(options_.patience, [&] {
             for (int from = 0; from < size_; ++from) {
                 while (peers_.has_unreceived(from)) {
                     if (!drop_message(from, data_)) {

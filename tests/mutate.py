@@ -1639,6 +1639,11 @@ MUTATIONS = [
         "trace/picture.test.cpp", "a curve below the lanes*",
     ),
     Mutation(
+        "a-limit-of-file-sizes-kills-a-rank-that-writes-a-trace", "trace/impl/gather.ipp",
+        """require(!exceeds_file_limit(written), "write");""", "",
+        "trace/gather.test.cpp", "a trace or a picture beyond the limit*",
+    ),
+    Mutation(
         "samples-that-are-no-numbers-are-drawn", "trace/impl/picture.ipp",
         "event.kind == TraceKind::sample && std::isfinite(event.number())", "event.kind == TraceKind::sample",
         "trace/picture.test.cpp", "a curve below the lanes*",
@@ -1813,7 +1818,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-limit-of-file-sizes-kills", "communicator/detail/shared_mapping.hpp",
-        "if (limit.rlim_cur < bytes) {", "if (false) {",
+        "!exceeds_file_limit(bytes)", "true",
         "communicator/shared_buffer.test.cpp", "a shared buffer beyond the limit*",
     ),
     Mutation(
@@ -3692,7 +3697,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-limit-of-file-sizes-kills-a-rank-that-writes", "checkpoint/detail/file.hpp",
-        "at + bytes > limit.rlim_cur", "false",
+        "exceeds_file_limit(at + bytes)", "false",
         "checkpoint/faults.test.cpp", "a rank without room*",
     ),
     Mutation(

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
+#include <joinable/communicator/file_limit.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -58,9 +58,8 @@ public:
     }
 
     void write(void const* from, std::size_t bytes, std::uint64_t at) const {
-        ::rlimit limit{};
-        if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes != 0 && at + bytes > limit.rlim_cur) {
-            errno = EFBIG; // the system would kill the process by SIGXFSZ
+        if (bytes != 0 && exceeds_file_limit(at + bytes)) {
+            errno = EFBIG;
             fail_at("write", path_);
         }
         transfer("write", ::pwrite, static_cast<std::byte const*>(from), bytes, at);

@@ -11,6 +11,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/file_limit.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
@@ -19,7 +20,6 @@
 #include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,12 +27,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// Gives a file this size. Returns 0, or why the system refuses.
 [[nodiscard]] inline int resize_file(int file, std::size_t bytes) noexcept {
-    rlimit limit{};
-    getrlimit(RLIMIT_FSIZE, &limit);
-    if (limit.rlim_cur < bytes) {
-        return EFBIG; // ftruncate would kill the process
-    }
-    return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    bool const fits = !exceeds_file_limit(bytes);
+    return fits && ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : fits ? errno : EFBIG;
 }
 
 /// Maps memory of a file, from an offset on. Without a file, only processes that are created later
@@ -84,8 +80,8 @@ private:
 struct SharedFile {
     FileHandle file;
     Arena mapped = {};
-    std::shared_ptr<void> offer = {
-    }; ///< to other processes, once SharedBuffer::handle() was called
+    /// To other processes, once SharedBuffer::handle() was called.
+    std::shared_ptr<void> offer = {};
 
     /// If the system refuses, returns an empty arena and sets errno.
     [[nodiscard]] static Arena map(FileHandle file, std::size_t bytes) {

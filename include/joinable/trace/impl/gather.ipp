@@ -18,6 +18,7 @@
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/agreement/on_all_ranks.hpp>
+#include <joinable/communicator/file_limit.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -124,7 +125,11 @@ JOINABLE_DEFINITION void write_on_first_rank(
         };
         require(file != nullptr, "create");
         DeadlineRenewal renewal{control};
+        std::uint64_t written = 0;
         write([&](std::string_view piece) {
+            written += piece.size();
+            errno = EFBIG;
+            require(!exceeds_file_limit(written), "write");
             require(
                 std::fwrite(piece.data(), 1, piece.size(), file.get()) == piece.size(), "write"
             );

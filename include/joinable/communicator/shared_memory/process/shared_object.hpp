@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <joinable/communicator/detail/shared_mapping.hpp>
+#include <joinable/communicator/file_limit.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
@@ -23,7 +24,6 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -101,9 +101,7 @@ public:
     }
     /// Whether this process may give the object this size, and map it.
     [[nodiscard]] bool can_have(std::size_t bytes) const noexcept {
-        rlimit limit{};
-        getrlimit(RLIMIT_FSIZE, &limit); // beyond this limit ftruncate kills the process
-        return limit.rlim_cur >= bytes && map(bytes).data() != nullptr;
+        return !exceeds_file_limit(bytes) && map(bytes).data() != nullptr;
     }
     /// @throws CommunicationError  the system refuses.
     void resize(std::size_t bytes) const {

@@ -2236,7 +2236,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-rank-that-was-told-takes-the-blame", "detail/impl/failure.ipp",
-        "            of.ranks = told->ranks;\n", "",
+        "            reason.ranks = culprits->numbers;\n", "",
         "communicator/shared_memory/process.test.cpp", "a rank that throws what it was told*",
     ),
     Mutation(

@@ -47,22 +47,27 @@ public:
     using Error::Error;
 };
 
+namespace detail {
+/// Culprits beside the text of an error, for ranks that are told it. See failure_of().
+struct Culprits {
+    FailureKind told_as;
+    std::vector<int> numbers;
+    bool are_renumbered;
+};
+} // namespace detail
+
 /// A failure with culprits: one class per `FailureKind`, so that handlers can distinguish them.
-template <FailureKind>
-class FailureOfRanks : public Error {
+template <FailureKind kind>
+class FailureOfRanks : public Error, public detail::Culprits {
 public:
     FailureOfRanks(std::vector<int> ranks, std::string const& message, bool is_renumbered = false)
-        : Error{message}, ranks_{std::move(ranks)}, is_renumbered_{is_renumbered} {}
+        : Error{message}, Culprits{kind, std::move(ranks), is_renumbered} {}
 
     /// The culprits, ascending. Empty only if the communicator does not know them.
-    [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
+    [[nodiscard]] std::vector<int> const& ranks() const noexcept { return numbers; }
     /// Whether they are ranks of a group that numbers its members otherwise than the communicator
     /// that it was split from.
-    [[nodiscard]] bool is_renumbered() const noexcept { return is_renumbered_; }
-
-private:
-    std::vector<int> ranks_;
-    bool is_renumbered_;
+    [[nodiscard]] bool is_renumbered() const noexcept { return are_renumbered; }
 };
 
 /// Another rank threw, died or left. `rank()` is the lowest such rank.
@@ -105,15 +110,12 @@ namespace detail {
     return reason.origin < 0 ? reason.ranks : std::vector<int>{};
 }
 
-/// Culprits beside an error whose type names none, for ranks that are told it. See failure_of().
-struct ToldRanks {
-    std::vector<int> ranks;
-    bool is_renumbered;
-};
+/// An error whose type names no culprits, to which other ranks react as to a peer's.
 template <class E>
-struct Told : E, ToldRanks {
+struct Told : E, Culprits {
     explicit Told(AbortReason const& reason)
-        : E{reason.message}, ToldRanks{own_ranks(reason), reason.is_renumbered} {}
+        : E{reason.message},
+          Culprits{FailureKind::peer_failed, own_ranks(reason), reason.is_renumbered} {}
 };
 
 /// Throws the exception for `reason`: the same type and text on every rank.

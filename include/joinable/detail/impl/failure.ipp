@@ -11,26 +11,16 @@ JOINABLE_DEFINITION AbortReason failure_of(std::exception_ptr const& error) {
     if (!error) {
         return {FailureKind::peer_failed, {}, {}};
     }
-    auto const reason = []<FailureKind kind>(FailureOfRanks<kind> const& failure) {
-        AbortReason of{kind, failure.ranks(), failure.what()};
-        of.is_renumbered = failure.is_renumbered();
-        return of;
-    };
     try {
         std::rethrow_exception(error);
-    } catch (PeerFailed const& failure) {
-        return reason(failure);
-    } catch (TimedOut const& failure) {
-        return reason(failure);
-    } catch (Mismatch const& failure) {
-        return reason(failure);
-    } catch (std::exception const& other) {
-        AbortReason of{FailureKind::peer_failed, {}, other.what()};
-        if (auto const* const told = dynamic_cast<ToldRanks const*>(&other)) {
-            of.ranks = told->ranks;
-            of.is_renumbered = told->is_renumbered;
+    } catch (std::exception const& failure) {
+        AbortReason reason{FailureKind::peer_failed, {}, failure.what()};
+        if (auto const* const culprits = dynamic_cast<Culprits const*>(&failure)) {
+            reason.kind = culprits->told_as;
+            reason.ranks = culprits->numbers;
+            reason.is_renumbered = culprits->are_renumbered;
         }
-        return of;
+        return reason;
     } catch (...) {
         return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
     }

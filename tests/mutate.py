@@ -214,6 +214,16 @@ MUTATIONS = [
         "        for (ControlCommunicator* communicator : communicators_) {", "        for (ControlCommunicator* communicator : {communicators_.front()}) {",
         "participant/groups.test.cpp", "a throw at any point*",
     ),
+    Mutation(
+        "groups-hear-of-those-who-heard", "join/detail/guard_outcome.hpp",
+        "if (auto const first = control().abort_reason()) {", "if (auto const first = std::optional<AbortReason>{}) {",
+        "participant/groups.test.cpp", "a group hears why its guard*",
+    ),
+    Mutation(
+        "groups-do-not-hear-of-roll-calls-that-have-failed", "join/detail/impl/session.ipp",
+        "the roll calls have failed already\n    }", "the roll calls have failed already\n        return;\n    }",
+        "participant/groups.test.cpp", "a group hears why its guard*",
+    ),
     # -- state that a group shares ----------------------------------------------------------------------
     Mutation(
         "guards-do-not-end-groups-of-shards", "join/detail/impl/guard.ipp",
@@ -3237,7 +3247,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an-aborted-rank-alone-splits", "communicator/any/communicator.hpp",
-        "if (auto const reason = abort_reason()) { // a later", "if (auto const reason = std::optional<AbortReason>{}) { // a later",
+        "if (auto const reason = this->abort_reason()) { // a later", "if (auto const reason = std::optional<AbortReason>{}) { // a later",
         "communicator/any/communicator.test.cpp", "an aborted rank that is alone*",
     ),
     Mutation(

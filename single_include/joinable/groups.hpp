@@ -351,9 +351,10 @@ private:
 /// same communicator. Beside NoReduction and PeriodicAverage joined ranks step nothing, so a Step
 /// may have any.
 ///
-/// An exception between rounds leaves all communicators usable. Anywhere else it aborts `comm` and the groups. A group's
-/// failure names ranks in the numbers of that group where it is thrown (see FailureOfRanks::is_renumbered), and on the other
-/// ranks in those of `comm`, if no other group has failed.
+/// An exception between rounds leaves all communicators usable. Anywhere else it aborts `comm` and
+/// the groups, these with the first reason that `comm` was given. A group's failure names ranks in
+/// the numbers of that group where it is thrown (see FailureOfRanks::is_renumbered), and on the
+/// other ranks in those of `comm`, if no other group has failed.
 /// Cost: in a round that syncs, one sum of two words in each group if ranks give weights, skip batches or
 /// have left accumulated gradients.
 template <class Comm>

@@ -745,7 +745,6 @@ public:
     [[nodiscard]] virtual bool can_split() const = 0;
     [[nodiscard]] virtual bool is_in_reach(ConstBuffer buffer) const noexcept = 0;
     [[nodiscard]] virtual bool sums_pieces() const noexcept = 0;
-    [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
     [[nodiscard]] virtual std::vector<int> missing_ranks() const = 0;
     [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
     [[nodiscard]] virtual ModelTable* model_table() = 0;
@@ -807,7 +806,7 @@ public:
             if (!can_split()) {
                 lacks("split()");
             }
-            if (auto const reason = abort_reason()) { // a later one does not reach the group
+            if (auto const reason = this->abort_reason()) { // a later one does not reach the group
                 throw_failure(*reason);
             }
             return std::make_unique<AnyHeld<SelfCommunicator>>([] { return SelfCommunicator{}; });
@@ -826,9 +825,6 @@ public:
         } else {
             return false;
         }
-    }
-    [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
-        return communicator().abort_reason();
     }
     [[nodiscard]] std::vector<int> missing_ranks() const override {
         if constexpr (has_missing_ranks<Comm>) {

@@ -9584,6 +9584,8 @@ public:
     [[nodiscard]] virtual bool can_abort() const noexcept = 0;
     /// Local. False if the communicator cannot abort.
     [[nodiscard]] virtual bool is_aborted() = 0;
+    /// Local. Empty also if the communicator does not tell it.
+    [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
     /// See Communicator. False if the communicator does not know.
     [[nodiscard]] virtual bool is_renumbered() const = 0;
 
@@ -9665,6 +9667,13 @@ public:
             return comm_.is_aborted();
         }
         return false;
+    }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
+        if constexpr (TellsReason<Comm>) {
+            return comm_.abort_reason();
+        } else {
+            return std::nullopt;
+        }
     }
     [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
 
@@ -12429,8 +12438,7 @@ public:
     }
     /// This rank fails with a text that the program chose, and that says more than any exception.
     void fail_with(std::string_view text) {
-        recorded_ = failure_of({});
-        recorded_->message = text;
+        recorded_ = AbortReason{FailureKind::peer_failed, {}, std::string{text}};
         is_chosen_ = true;
     }
     /// Keeps the reason of a failed roll call, which all ranks throw. Peers are told it, unless a
@@ -12476,11 +12484,15 @@ public:
     /// Whether nothing has thrown that failure yet.
     [[nodiscard]] bool owes_failure() const noexcept { return !is_told_; }
 
-    /// Ends and tells every rank, wherever it waits.
-    void abort(AbortReason const& reason) {
+    /// Ends and tells every rank, wherever it waits. The first reason that the communicator of the
+    /// roll calls was given goes to the others, too: it may be why this rank leaves unrecorded.
+    void abort(AbortReason reason) {
         end();
         for (ControlCommunicator* communicator : communicators_) {
             communicator->abort(groups_ ? groups_->reason_for(*communicator, reason) : reason);
+            if (auto const first = control().abort_reason()) {
+                reason = {first->kind, own_ranks(*first), first->message};
+            }
         }
     }
 
@@ -13399,8 +13411,7 @@ JOINABLE_DEFINITION void Session::leave_by_exception() noexcept {
             rounds_.announce_failure(reason.message);
             return;
         }
-    } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
-        return;
+    } catch (...) { // NOLINT(bugprone-empty-catch): the roll calls have failed already
     }
     abort();
 }

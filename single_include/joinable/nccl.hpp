@@ -206,9 +206,6 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// learn of aborts, and to compare their calls.
 class NcclControl : public ControlCommunicator {
 public:
-    /// Empty also if that is not supported.
-    [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
-
     /// Memory that all ranks share; empty if that is not supported, or they are on several machines.
     [[nodiscard]] virtual Arena share(std::size_t bytes) = 0;
     [[nodiscard]] virtual bool can_split() const = 0;
@@ -228,14 +225,6 @@ class NcclControlOver final : public ControlOver<Held, NcclControl> {
 
 public:
     using ControlOver<Held, NcclControl>::ControlOver;
-
-    [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
-        if constexpr (TellsReason<Comm>) {
-            return this->communicator().abort_reason();
-        } else {
-            return std::nullopt;
-        }
-    }
 
     [[nodiscard]] Arena share(std::size_t bytes) override {
         if constexpr (SharesMemory<Comm>) {

@@ -47,6 +47,8 @@ public:
     [[nodiscard]] virtual bool can_abort() const noexcept = 0;
     /// Local. False if the communicator cannot abort.
     [[nodiscard]] virtual bool is_aborted() = 0;
+    /// Local. Empty also if the communicator does not tell it.
+    [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
     /// See Communicator. False if the communicator does not know.
     [[nodiscard]] virtual bool is_renumbered() const = 0;
 
@@ -128,6 +130,13 @@ public:
             return comm_.is_aborted();
         }
         return false;
+    }
+    [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
+        if constexpr (TellsReason<Comm>) {
+            return comm_.abort_reason();
+        } else {
+            return std::nullopt;
+        }
     }
     [[nodiscard]] bool is_renumbered() const override { return is_renumbered_group(comm_); }
 

@@ -39,6 +39,7 @@ public:
     void abort(joinable::AbortReason const&) override {}
     [[nodiscard]] bool can_abort() const noexcept override { return false; }
     [[nodiscard]] bool is_aborted() override { return false; }
+    [[nodiscard]] std::optional<joinable::AbortReason> abort_reason() const override { return {}; }
     [[nodiscard]] bool is_renumbered() const override { return false; }
     bool keep_alive() override { return false; }
     std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds) override {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -40,8 +41,7 @@ public:
     }
     /// This rank fails with a text that the program chose, and that says more than any exception.
     void fail_with(std::string_view text) {
-        recorded_ = failure_of({});
-        recorded_->message = text;
+        recorded_ = AbortReason{FailureKind::peer_failed, {}, std::string{text}};
         is_chosen_ = true;
     }
     /// Keeps the reason of a failed roll call, which all ranks throw. Peers are told it, unless a
@@ -87,11 +87,15 @@ public:
     /// Whether nothing has thrown that failure yet.
     [[nodiscard]] bool owes_failure() const noexcept { return !is_told_; }
 
-    /// Ends and tells every rank, wherever it waits.
-    void abort(AbortReason const& reason) {
+    /// Ends and tells every rank, wherever it waits. The first reason that the communicator of the
+    /// roll calls was given goes to the others, too: it may be why this rank leaves unrecorded.
+    void abort(AbortReason reason) {
         end();
         for (ControlCommunicator* communicator : communicators_) {
             communicator->abort(groups_ ? groups_->reason_for(*communicator, reason) : reason);
+            if (auto const first = control().abort_reason()) {
+                reason = {first->kind, own_ranks(*first), first->message};
+            }
         }
     }
 

@@ -19,7 +19,6 @@ extern bool const sums_in_rank_order;
 extern bool const sums_have_one_order;
 inline constexpr bool combines_bits = true;
 extern bool const compares_collectives;
-inline constexpr bool groups_hear_texts = true;
 
 /// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
 void over_ranks(std::initializer_list<int> sizes, FunctionRef<void(RankCommunicator&)> body);

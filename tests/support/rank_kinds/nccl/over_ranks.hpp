@@ -19,7 +19,6 @@ inline constexpr bool sums_in_rank_order = true;
 inline constexpr bool sums_have_one_order = true;
 inline constexpr bool combines_bits = false;
 inline constexpr bool compares_collectives = false;
-inline constexpr bool groups_hear_texts = false; ///< in 3 of 72 busy runs one did not
 
 /// Runs `body(comm)` over groups of these sizes, one after another; under a sanitizer over those that stand for
 /// the others. What a body throws is rethrown.

@@ -27,8 +27,6 @@ inline constexpr bool sums_have_one_order = true;
 inline constexpr bool combines_bits = true;
 /// Whether ranks compare what they are about to do in every collective.
 inline constexpr bool compares_collectives = true;
-/// Whether a rank that unwinds over a work of a group always tells that group what its guard has heard.
-inline constexpr bool groups_hear_texts = true;
 
 /// Runs `body(comm)` over groups of these sizes, one after another; under a sanitizer over those that stand for
 /// the others. What a body throws is rethrown.

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <type_traits>
 
 #include <joinable/communicator/capabilities.hpp>
@@ -21,9 +20,6 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// learn of aborts, and to compare their calls.
 class NcclControl : public ControlCommunicator {
 public:
-    /// Empty also if that is not supported.
-    [[nodiscard]] virtual std::optional<AbortReason> abort_reason() const = 0;
-
     /// Memory that all ranks share; empty if that is not supported, or they are on several machines.
     [[nodiscard]] virtual Arena share(std::size_t bytes) = 0;
     [[nodiscard]] virtual bool can_split() const = 0;
@@ -43,14 +39,6 @@ class NcclControlOver final : public ControlOver<Held, NcclControl> {
 
 public:
     using ControlOver<Held, NcclControl>::ControlOver;
-
-    [[nodiscard]] std::optional<AbortReason> abort_reason() const override {
-        if constexpr (TellsReason<Comm>) {
-            return this->communicator().abort_reason();
-        } else {
-            return std::nullopt;
-        }
-    }
 
     [[nodiscard]] Arena share(std::size_t bytes) override {
         if constexpr (SharesMemory<Comm>) {

@@ -244,8 +244,7 @@ JOINABLE_DEFINITION void Session::leave_by_exception() noexcept {
             rounds_.announce_failure(reason.message);
             return;
         }
-    } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
-        return;
+    } catch (...) { // NOLINT(bugprone-empty-catch): the roll calls have failed already
     }
     abort();
 }

@@ -100,6 +100,23 @@ private:
 
 #endif
 
+// ---- joinable/communicator/file_limit.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_FILE_LIMIT_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_FILE_LIMIT_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Whether this process may give no file so many bytes: the system would kill it by SIGXFSZ.
+[[nodiscard]] inline bool exceeds_file_limit(std::uint64_t bytes) noexcept {
+    rlimit limit{};
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/checkpoint/detail/file.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -143,9 +160,8 @@ public:
     }
 
     void write(void const* from, std::size_t bytes, std::uint64_t at) const {
-        ::rlimit limit{};
-        if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes != 0 && at + bytes > limit.rlim_cur) {
-            errno = EFBIG; // the system would kill the process by SIGXFSZ
+        if (bytes != 0 && exceeds_file_limit(at + bytes)) {
+            errno = EFBIG;
             fail_at("write", path_);
         }
         transfer("write", ::pwrite, static_cast<std::byte const*>(from), bytes, at);

@@ -25865,6 +25865,29 @@ private:
 
 #endif
 
+// ---- joinable/communicator/file_limit.hpp
+
+#if defined(__linux__)
+#ifndef JOINABLE_COMMUNICATOR_FILE_LIMIT_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_FILE_LIMIT_HPP_PART_1
+
+#include <cstdint>
+
+#include <sys/resource.h>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Whether this process may give no file so many bytes: the system would kill it by SIGXFSZ.
+[[nodiscard]] inline bool exceeds_file_limit(std::uint64_t bytes) noexcept {
+    rlimit limit{};
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
 // ---- joinable/communicator/detail/shared_mapping.hpp
 
 #if defined(__linux__)
@@ -25883,7 +25906,6 @@ private:
 #include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25891,12 +25913,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// Gives a file this size. Returns 0, or why the system refuses.
 [[nodiscard]] inline int resize_file(int file, std::size_t bytes) noexcept {
-    rlimit limit{};
-    getrlimit(RLIMIT_FSIZE, &limit);
-    if (limit.rlim_cur < bytes) {
-        return EFBIG; // ftruncate would kill the process
-    }
-    return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    bool const fits = !exceeds_file_limit(bytes);
+    return fits && ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : fits ? errno : EFBIG;
 }
 
 /// Maps memory of a file, from an offset on. Without a file, only processes that are created later
@@ -25948,8 +25966,8 @@ private:
 struct SharedFile {
     FileHandle file;
     Arena mapped = {};
-    std::shared_ptr<void> offer = {
-    }; ///< to other processes, once SharedBuffer::handle() was called
+    /// To other processes, once SharedBuffer::handle() was called.
+    std::shared_ptr<void> offer = {};
 
     /// If the system refuses, returns an empty arena and sets errno.
     [[nodiscard]] static Arena map(FileHandle file, std::size_t bytes) {
@@ -26420,7 +26438,6 @@ private:
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -26498,9 +26515,7 @@ public:
     }
     /// Whether this process may give the object this size, and map it.
     [[nodiscard]] bool can_have(std::size_t bytes) const noexcept {
-        rlimit limit{};
-        getrlimit(RLIMIT_FSIZE, &limit); // beyond this limit ftruncate kills the process
-        return limit.rlim_cur >= bytes && map(bytes).data() != nullptr;
+        return !exceeds_file_limit(bytes) && map(bytes).data() != nullptr;
     }
     /// @throws CommunicationError  the system refuses.
     void resize(std::size_t bytes) const {

@@ -232,6 +232,23 @@ template <class Share>
 
 #endif
 
+// ---- joinable/communicator/file_limit.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_FILE_LIMIT_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_FILE_LIMIT_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Whether this process may give no file so many bytes: the system would kill it by SIGXFSZ.
+[[nodiscard]] inline bool exceeds_file_limit(std::uint64_t bytes) noexcept {
+    rlimit limit{};
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/detail/shared_mapping.hpp
 
 #ifndef JOINABLE_COMMUNICATOR_DETAIL_SHARED_MAPPING_HPP_PART_1
@@ -241,12 +258,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// Gives a file this size. Returns 0, or why the system refuses.
 [[nodiscard]] inline int resize_file(int file, std::size_t bytes) noexcept {
-    rlimit limit{};
-    getrlimit(RLIMIT_FSIZE, &limit);
-    if (limit.rlim_cur < bytes) {
-        return EFBIG; // ftruncate would kill the process
-    }
-    return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    bool const fits = !exceeds_file_limit(bytes);
+    return fits && ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : fits ? errno : EFBIG;
 }
 
 /// Maps memory of a file, from an offset on. Without a file, only processes that are created later
@@ -298,8 +311,8 @@ private:
 struct SharedFile {
     FileHandle file;
     Arena mapped = {};
-    std::shared_ptr<void> offer = {
-    }; ///< to other processes, once SharedBuffer::handle() was called
+    /// To other processes, once SharedBuffer::handle() was called.
+    std::shared_ptr<void> offer = {};
 
     /// If the system refuses, returns an empty arena and sets errno.
     [[nodiscard]] static Arena map(FileHandle file, std::size_t bytes) {
@@ -1587,6 +1600,8 @@ struct MpiOperation {
         complete,
         lost, ///< an abort came first: MPI still has the memory
     };
+    static constexpr MPI_Count too_much = -1; ///< as `received`
+
     /// A block of MpiMemory.
     struct Block {
         std::byte* data = nullptr;
@@ -1600,7 +1615,8 @@ struct MpiOperation {
     int peer = -1;            ///< of a message
     bool is_send = false;
     int tag = 0;
-    std::string_view called; ///< in texts, if it is not named as MPI's
+    std::optional<MPI_Count> received; ///< bytes, once a receive has ended
+    std::string_view called;           ///< in texts, if it is not named as MPI's
     Comparison comparison;
     WaitClock polled;
     MpiQuestion question;    ///< asked at its deadline
@@ -1760,6 +1776,7 @@ public:
         operation.called = {};
         operation.comparison.end();
         operation.peer = -1;
+        operation.received.reset();
         operation.polled = {};
         operation.question = {};
         operation.is_refused = false;
@@ -2020,25 +2037,14 @@ public:
         }
     }
 
-    /// Calls take(word, from, body) for each message that has arrived.
+    /// Calls take(word, from, body) for each message that has arrived. A message for which that
+    /// throws, because there is no memory, stays for the next poll; and so does an error of MPI.
     template <class Take>
     void poll(Take const& take) {
-        while (receive_ != MPI_REQUEST_NULL) {
-            int is_there = 0;
-            MPI_Status status;
-            int const code = MPI_Test(&receive_, &is_there, &status);
-            if (code != MPI_SUCCESS) {
-                receive_ = MPI_REQUEST_NULL; // do not test it again: MPI may have freed it
-            }
-            check_mpi(code, "MPI_Test");
-            if (is_there == 0) {
-                break;
-            }
-            int bytes = 0;
-            check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
-            std::vector<std::byte> const body(received_.begin(), received_.begin() + bytes);
+        while (has_arrived()) {
+            take(arrived_->word, arrived_->from, std::span{received_}.first(arrived_->bytes));
+            arrived_.reset();
             listen();
-            take(static_cast<MpiWord>(status.MPI_TAG), status.MPI_SOURCE, std::span{body});
         }
         if (!sent_.empty()) {
             static_cast<void>(has_sent());
@@ -2074,6 +2080,33 @@ private:
         MPI_Request request = MPI_REQUEST_NULL;
     };
 
+    /// A message in received_.
+    struct Arrived {
+        MpiWord word;
+        int from;
+        std::size_t bytes;
+    };
+
+    [[nodiscard]] bool has_arrived() {
+        if (receive_ != MPI_REQUEST_NULL) {
+            int is_there = 0;
+            MPI_Status status;
+            code_ = MPI_Test(&receive_, &is_there, &status);
+            if (code_ != MPI_SUCCESS) {
+                receive_ = MPI_REQUEST_NULL; // do not test it again: MPI may have freed it
+            } else if (is_there != 0) {
+                int bytes = 0;
+                static_cast<void>(MPI_Get_count(&status, MPI_BYTE, &bytes));
+                arrived_ = {
+                    static_cast<MpiWord>(status.MPI_TAG),
+                    status.MPI_SOURCE,
+                    static_cast<std::size_t>(bytes)
+                };
+            }
+        }
+        check_mpi(code_, "MPI_Test");
+        return arrived_.has_value();
+    }
     void listen() {
         if (size_ > 1) {
             check_mpi(
@@ -2096,7 +2129,9 @@ private:
     int size_;
     std::array<std::byte, most_bytes> received_{};
     MPI_Request receive_ = MPI_REQUEST_NULL;
-    std::list<Sent> sent_; ///< a list, because bodies must not move
+    int code_ = MPI_SUCCESS;         ///< of its last test
+    std::optional<Arrived> arrived_; ///< until it is taken
+    std::list<Sent> sent_;           ///< a list, because bodies must not move
 };
 
 /// A reason in the form that all ranks send: its text is cut to fit into a message. A group may receive the
@@ -2185,44 +2220,55 @@ inline void start_message(MpiOperation& operation, MpiLimits limits, MPI_Comm co
     }
 }
 
-/// Whether a receive of `rank` is complete. Calls fail(reason), which throws, if the message has
-/// another size.
-template <class Fail>
-[[nodiscard]] bool has_received(MpiOperation& operation, int rank, Fail const& fail) {
+/// Whether a receive has ended. MPI says only once how, so the operation keeps it.
+[[nodiscard]] inline bool has_received(MpiOperation& operation) {
+    if (operation.received) {
+        return true;
+    }
+    MPI_Request& request = operation.tables.requests.front();
     int is_done = 0;
     MPI_Status status;
-    int const code = MPI_Test(&operation.tables.requests.front(), &is_done, &status);
-    MPI_Count bytes = 0;
-    if (code == MPI_SUCCESS && is_done != 0) {
-        check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
-    }
+    int const code = MPI_Test(&request, &is_done, &status);
     int error_class = MPI_SUCCESS;
     if (code != MPI_SUCCESS) {
         check_mpi(MPI_Error_class(code, &error_class), "MPI_Error_class");
     }
-    std::size_t const expected = bytes_of_message(operation);
-    if (error_class == MPI_ERR_TRUNCATE ||
-        (code == MPI_SUCCESS && is_done != 0 && static_cast<std::size_t>(bytes) != expected)) {
-        operation.tables.requests.front() = MPI_REQUEST_NULL; // it has ended
-        operation.state = MpiOperation::State::lost;
-        operation.is_refused = false;
-        fail(AbortReason{
-            FailureKind::mismatch,
-            both_ranks(rank, operation.peer),
-            concat(
-                "rank ",
-                rank,
-                " expects ",
-                expected,
-                " bytes in ",
-                operation.text(),
-                ", which sent ",
-                code == MPI_SUCCESS ? to_text(bytes) : to_text(std::string_view{"more"})
-            )
-        });
+    if (error_class == MPI_ERR_TRUNCATE) {
+        request = MPI_REQUEST_NULL; // it has ended
+        operation.received = MpiOperation::too_much;
+        return true;
     }
     check_mpi(code, "MPI_Test");
+    if (is_done != 0) {
+        MPI_Count bytes = 0;
+        check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
+        operation.received = bytes;
+    }
     return is_done != 0;
+}
+
+/// The reason if the message has another size than `rank` expects. @pre has_received()
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_size(MpiOperation const& operation, int rank) {
+    std::size_t const expected = bytes_of_message(operation);
+    MPI_Count const bytes = operation.received.value();
+    if (static_cast<std::size_t>(bytes) == expected) {
+        return std::nullopt;
+    }
+    return AbortReason{
+        FailureKind::mismatch,
+        both_ranks(rank, operation.peer),
+        concat(
+            "rank ",
+            rank,
+            " expects ",
+            expected,
+            " bytes in ",
+            operation.text(),
+            ", which sent ",
+            bytes == MpiOperation::too_much ? to_text(std::string_view{"more"}) : to_text(bytes)
+        )
+    };
 }
 
 /// Whether MPI has cancelled a receive as requested (true) or has delivered its message (false).
@@ -2242,9 +2288,8 @@ template <class Fail>
 /// Receives and discards the next message of a rank. Returns whether there was one.
 [[nodiscard]] inline bool drop_message(int from, MPI_Comm comm) {
     int is_there = 0;
-    MPI_Message message = MPI_MESSAGE_NULL;
-    MPI_Status status;
-    check_mpi(MPI_Improbe(from, MPI_ANY_TAG, comm, &is_there, &message, &status), "MPI_Improbe");
+    MPI_Status status; // not MPI_Improbe: it would take the message before there is memory for it
+    check_mpi(MPI_Iprobe(from, MPI_ANY_TAG, comm, &is_there, &status), "MPI_Iprobe");
     if (is_there == 0) {
         return false;
     }
@@ -2252,7 +2297,10 @@ template <class Fail>
     check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
     int const room = static_cast<int>((std::min)(bytes, static_cast<MPI_Count>(INT_MAX)));
     std::vector<std::byte> dropped(static_cast<std::size_t>(room));
-    check_mpi(MPI_Mrecv(dropped.data(), room, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
+    check_mpi(
+        MPI_Recv(dropped.data(), room, MPI_BYTE, from, status.MPI_TAG, comm, MPI_STATUS_IGNORE),
+        "MPI_Recv"
+    );
     return true;
 }
 
@@ -2528,9 +2576,14 @@ private:
     [[nodiscard]] bool have_requests_ended(MpiOperation& operation) {
         bool is_done = false;
         require_for(operation, [&] {
-            is_done = operation.is_receive() ? has_received(operation, rank_, fail_)
-                                             : has_ended(operation.tables);
+            is_done =
+                operation.is_receive() ? has_received(operation) : has_ended(operation.tables);
         });
+        if (is_done && operation.is_receive()) {
+            if (auto const reason = difference_of_size(operation, rank_)) {
+                fail_(*reason);
+            }
+        }
         return is_done;
     }
     /// Whether its data has started to move.
@@ -2729,8 +2782,9 @@ public:
     /// deadline.
     void ask(MpiOperation& operation) {
         if (operation.question.number == 0) {
-            operation.question = {++asked_, Clock::now()};
+            ++asked_;
             alarm_.tell_all(MpiWord::question, std::as_bytes(std::span{&asked_, 1}));
+            operation.question = {asked_, Clock::now()}; // not while some rank is not asked
         }
     }
     /// Whether all have answered, or their time was over when this rank last received messages: it
@@ -2763,10 +2817,10 @@ public:
     // -- closing ----------------------------------------------------------------------------------
 
     /// Tells all ranks what this one leaves behind. It sends nothing more after that. `word` is
-    /// leave, gone or unwound.
+    /// leave, gone or unwound. If there is no memory for it, another call tells the other ranks.
     void say_last_word(MpiWord word, MpiLeave leave) {
         leave.is_gone = word != MpiWord::leave;
-        for (int to = 0; to < size(); ++to) {
+        for (int& to = told_last_word_; to < size(); ++to) {
             if (to != rank_) {
                 leave.sent = others_[as_index(to)].sent;
                 leave.received = others_[as_index(to)].received;
@@ -2856,6 +2910,7 @@ private:
     std::vector<Other> others_; ///< including this one
     MpiAlarm alarm_;            ///< last, because it starts to receive, and others may throw
     bool has_any_left_ = false;
+    int told_last_word_ = 0; ///< how many ranks
     bool has_sent_last_word_ = false;
     bool is_closed_ = false;
     std::uint64_t asked_ = 0;      ///< questions
@@ -2954,16 +3009,20 @@ public:
         return operation;
     }
     void finish(MpiOperation& operation) {
-        auto const is_over = [&] { return progress(operation); };
+        finish(operation, [&] { return progress(operation); });
+    }
+    template <class IsOver>
+    void finish(MpiOperation& operation, IsOver const& is_over) {
         wait_until(options_.deadline, is_over, MpiPause{}, [&] { return more_time(operation); });
     }
     /// The same for the meeting before ranks block inside MPI. When an abort comes, others may
     /// already be inside. This rank then follows them, if its part of the meeting ends within half
     /// the time for which closing ranks wait for it. It does not wait for a rank that has left
-    /// without coming.
+    /// without coming. Where it has no memory for a message, it goes on, too.
     void finish_meeting(MpiOperation& operation) {
+        auto const is_over = [&] { return if_memory([&] { return progress(operation); }); };
         try {
-            finish(operation);
+            finish(operation, is_over);
         } catch (...) { // an abort may be a ContractViolation, too, which is no Error
             bool const is_met = operation.state == MpiOperation::State::lost &&
                                 operation.moves_data() && has_met(operation);
@@ -3106,10 +3165,13 @@ public:
             return;
         }
         try {
-            poll();
+            poll_if_memory();
             if (is_unwinding && !failure_) {
                 if (in_flight_.open().empty()) {
-                    take_over_unwinding({rank_, std::chrono::steady_clock::now()});
+                    if_memory([&] {
+                        take_over_unwinding({rank_, std::chrono::steady_clock::now()});
+                        return true;
+                    });
                 } else {
                     abort_for_exception(*this, what_unwinds);
                 }
@@ -3119,9 +3181,12 @@ public:
             }
             bool const is_staying =
                 !is_unwinding && !unwinding_ && in_flight_.can_be_left(options_.check);
-            say_last_word(is_staying);
-            bool const is_over = is_staying && hear_last_words() && drain() && drop_messages();
-            bool const has_sent = wait_patiently([&] { return peers_.has_sent(); });
+            bool const has_said =
+                wait_patiently(options_.patience, [&] { return say_last_word(is_staying); });
+            bool const is_over =
+                has_said && is_staying && hear_last_words() && drain() && drop_messages();
+            bool const has_sent =
+                wait_patiently(options_.patience, [&] { return peers_.has_sent(); });
             if (!is_over || !has_sent) {
                 keep();
                 peers_.stop_listening();
@@ -3184,9 +3249,9 @@ private:
     /// Tells the others why this rank has failed, as far as MPI can. Ranks that do not receive this
     /// learn later that this rank has left.
     void tell_reason() noexcept {
-        has_told_ = true;
         try {
             peers_.tell_all(MpiWord::abort, packed(*failure_, MpiAlarm::most_bytes));
+            has_told_ = true;
             static_cast<void>(peers_.has_sent());
         } catch (...) { // NOLINT(bugprone-empty-catch): this rank has failed already
         }
@@ -3232,10 +3297,25 @@ private:
         return left;
     }
 
-    /// Polls until `is_so()`, or for the patience. Returns whether it came true.
+    /// f(), or false if there is no memory for it. What it has not heard stays for the next poll.
+    template <class F>
+    static bool if_memory(F const& f) {
+        try {
+            return f();
+        } catch (std::bad_alloc const&) {
+            return false;
+        }
+    }
+    void poll_if_memory() {
+        if_memory([&] {
+            poll();
+            return true;
+        });
+    }
+    /// Polls until `is_so()`, or for that time. Returns whether it came true.
     template <class IsSo>
-    [[nodiscard]] bool wait_patiently(IsSo const& is_so) const {
-        return wait_at_most(options_.patience, is_so, MpiPause{});
+    [[nodiscard]] static bool wait_patiently(std::chrono::nanoseconds time, IsSo const& is_so) {
+        return wait_at_most(time, [&] { return if_memory(is_so); }, MpiPause{});
     }
     /// Whether a meeting that an abort has interrupted ends all the same.
     [[nodiscard]] bool has_met(MpiOperation& meeting) {
@@ -3245,13 +3325,13 @@ private:
             is_met = has_ended(meeting.tables);
             return is_met || peers_.departed_peer(meeting);
         };
-        static_cast<void>(wait_at_most(options_.patience / 2, is_decided, MpiPause{}));
+        static_cast<void>(wait_patiently(options_.patience / 2, is_decided));
         return is_met;
     }
 
     // -- closing ----------------------------------------------------------------------------------
 
-    void say_last_word(bool is_staying) {
+    [[nodiscard]] bool say_last_word(bool is_staying) {
         MpiLeave leave{.posted = in_flight_.posted()};
         if (is_staying) {
             leave.open = in_flight_.open_collectives();
@@ -3264,13 +3344,14 @@ private:
                          : MpiWord::gone,
             std::move(leave)
         );
+        return true;
     }
     /// Whether all ranks have left in time, and none has stopped before.
     [[nodiscard]] bool hear_last_words() {
         auto end = end_of_wait(options_.deadline);
         bool is_short = false;
         for (MpiPause pause; !peers_.have_all_left(); pause()) {
-            poll();
+            poll_if_memory();
             auto const now = std::chrono::steady_clock::now();
             if (failure_ && !std::exchange(is_short, true)) {
                 end = (std::min)(end, end_of_wait(options_.patience, now));
@@ -3292,7 +3373,7 @@ private:
     /// Discards messages that no rank has received. MPI may give this communicator's number to the
     /// next one, which would then receive them. Returns whether all have come.
     [[nodiscard]] bool drop_messages() {
-        return wait_patiently([&] {
+        return wait_patiently(options_.patience, [&] {
             for (int from = 0; from < size_; ++from) {
                 while (peers_.has_unreceived(from)) {
                     if (!drop_message(from, data_)) {
@@ -3714,6 +3795,8 @@ private:
         static_cast<void>(is_aborted()); // receives an abort for which the others no longer wait
         std::array<std::uint64_t, 2> const own{static_cast<std::uint64_t>(meeting), word};
         std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(size()));
+        std::vector<std::uint64_t> words; // made here: after the meeting the others block
+        words.reserve(static_cast<std::size_t>(size()));
         {
             auto work = all_gather(
                 {own.data(), own.size(), DType::u64}, {all.data(), all.size(), DType::u64}
@@ -3726,7 +3809,6 @@ private:
         if (auto const reason = detail::difference_of_meetings(all)) {
             held()->fail(*reason);
         }
-        std::vector<std::uint64_t> words;
         for (std::size_t at = 1; at < all.size(); at += own.size()) {
             words.push_back(all[at]);
         }

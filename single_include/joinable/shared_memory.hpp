@@ -105,6 +105,23 @@ private:
 
 #endif
 
+// ---- joinable/communicator/file_limit.hpp
+
+#ifndef JOINABLE_COMMUNICATOR_FILE_LIMIT_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_FILE_LIMIT_HPP_PART_1
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Whether this process may give no file so many bytes: the system would kill it by SIGXFSZ.
+[[nodiscard]] inline bool exceeds_file_limit(std::uint64_t bytes) noexcept {
+    rlimit limit{};
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/detail/shared_mapping.hpp
 
 #ifndef JOINABLE_COMMUNICATOR_DETAIL_SHARED_MAPPING_HPP_PART_1
@@ -114,12 +131,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// Gives a file this size. Returns 0, or why the system refuses.
 [[nodiscard]] inline int resize_file(int file, std::size_t bytes) noexcept {
-    rlimit limit{};
-    getrlimit(RLIMIT_FSIZE, &limit);
-    if (limit.rlim_cur < bytes) {
-        return EFBIG; // ftruncate would kill the process
-    }
-    return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    bool const fits = !exceeds_file_limit(bytes);
+    return fits && ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : fits ? errno : EFBIG;
 }
 
 /// Maps memory of a file, from an offset on. Without a file, only processes that are created later
@@ -171,8 +184,8 @@ private:
 struct SharedFile {
     FileHandle file;
     Arena mapped = {};
-    std::shared_ptr<void> offer = {
-    }; ///< to other processes, once SharedBuffer::handle() was called
+    /// To other processes, once SharedBuffer::handle() was called.
+    std::shared_ptr<void> offer = {};
 
     /// If the system refuses, returns an empty arena and sets errno.
     [[nodiscard]] static Arena map(FileHandle file, std::size_t bytes) {

@@ -1350,6 +1350,29 @@ private:
 #endif
 #endif
 
+// ---- joinable/communicator/file_limit.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#ifndef JOINABLE_COMMUNICATOR_FILE_LIMIT_HPP_PART_1
+#define JOINABLE_COMMUNICATOR_FILE_LIMIT_HPP_PART_1
+
+#include <cstdint>
+
+#include <sys/resource.h>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Whether this process may give no file so many bytes: the system would kill it by SIGXFSZ.
+[[nodiscard]] inline bool exceeds_file_limit(std::uint64_t bytes) noexcept {
+    rlimit limit{};
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
 // ---- joinable/trace/impl/gather.ipp
 
 #if JOINABLE_HAS_DEFINITIONS
@@ -1470,7 +1493,11 @@ JOINABLE_DEFINITION void write_on_first_rank(
         };
         require(file != nullptr, "create");
         DeadlineRenewal renewal{control};
+        std::uint64_t written = 0;
         write([&](std::string_view piece) {
+            written += piece.size();
+            errno = EFBIG;
+            require(!exceeds_file_limit(written), "write");
             require(
                 std::fwrite(piece.data(), 1, piece.size(), file.get()) == piece.size(), "write"
             );

@@ -1838,7 +1838,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-limit-of-file-sizes-leaves-the-room", "communicator/shared_memory/process/shared_object.hpp",
-        "limit.rlim_cur >= bytes && map(bytes)", "map(bytes)",
+        "!exceeds_file_limit(bytes) && map(bytes)", "map(bytes)",
         "communicator/shared_memory/named_processes.test.cpp", "a group that ranks split off has memory*",
     ),
     Mutation(

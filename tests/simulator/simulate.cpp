@@ -4,8 +4,8 @@
 //
 //   simulate [--alpha SECONDS] [--bandwidth BYTES_PER_SECOND] [--combine SECONDS_PER_BYTE] [--most MESSAGES]
 //
-// --most leaves out what would send more messages than that, 20e6 at first. A ring of n ranks sends 2 n^2: with
-// 250e6 there is one of 10^4.
+// --most leaves out what would send more messages than that, 60e6 at first, which has sharded training on 4096
+// ranks. A ring of n ranks sends 2 n^2: with 250e6 there is one of 10^4.
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -137,7 +137,7 @@ void print_sharded(
 
 int main(int count, char** arguments) {
     joinable::MessageCosts costs;
-    double most = 20e6;
+    double most = 60e6;
     for (int i = 1; i < count; i += 2) {
         std::string_view const name = arguments[i];
         double* const option = name == "--alpha"       ? &costs.message_seconds

@@ -769,10 +769,8 @@ public:
     /// begins with the same call.
     template <class Place, class Take>
     [[nodiscard]] bool read(Socket const& socket, Place const& place, Take const& take) {
+        parse(place, take); // what could not be taken before, also if nothing more comes
         for (;;) {
-            if (end_ == buffer_.size()) { // something had no place before
-                parse(place, take);
-            }
             bool const is_direct = begin_ == end_ && place_.size() >= buffer_.size();
             std::span<std::byte> const into = is_direct ? place_ : std::span{buffer_}.subspan(end_);
             std::optional<std::size_t> const got = socket.receive(into);

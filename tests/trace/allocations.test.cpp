@@ -843,6 +843,7 @@ TEST_CASE("a rank by TCP that has no memory for the reason of an end has it late
     end.kind = FrameKind::end;
     end.bytes = reason.size();
     CHECK(hub.send(bytes_of(end), reason) == sizeof end + reason.size());
+    hub.close();
     std::size_t failures = 0;
     bool is_heard = false;
     for (int tries = 0; tries < 50 && !is_heard; ++tries) {
@@ -857,7 +858,6 @@ TEST_CASE("a rank by TCP that has no memory for the reason of an end has it late
     CHECK(is_heard);
     CHECK(failures > 1);
     CHECK(rank.abort_reason().value_or(joinable::AbortReason{}).message == std::string(100, 'x'));
-    hub.close();
 }
 
 TEST_CASE("a rank by TCP that leaves takes no memory for what it no longer reads") {

@@ -3282,6 +3282,11 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "what was complete when rank 0 left is still sent*",
     ),
     Mutation(
+        "questions-after-the-end-keep-rank-0", "communicator/tcp/detail/impl/hub.ipp",
+        "if (!end_) { // which answers it", "if (true) {",
+        "communicator/tcp/faults.test.cpp", "a rank that goes on asking and reads nothing*",
+    ),
+    Mutation(
         "what-waits-in-the-kernel-counts-as-delivered", "communicator/tcp/detail/impl/hub.ipp",
         "delivered += one.outbox.sent() - left;", "delivered += one.outbox.sent();",
         "communicator/tcp/faults.test.cpp", "what was complete when rank 0 left is still sent*",

@@ -1835,7 +1835,11 @@ JOINABLE_DEFINITION void Hub::take(int rank, FrameHeader const& header) {
     case FrameKind::leave: member(rank).has_ended = true; break;
     case FrameKind::keep_alive: member(rank).alive_at = Clock::now(); break;
     case FrameKind::overdue: overdue_.push_back({rank, header, unpacked_text(body)}); break;
-    case FrameKind::question: answer(rank, header.sequence); break;
+    case FrameKind::question:
+        if (!end_) { // which answers it
+            answer(rank, header.sequence);
+        }
+        break;
     default: break;
     }
 }

@@ -394,6 +394,53 @@ TEST_CASE("what was complete when rank 0 left is still sent over a slow connecti
     });
 }
 
+TEST_CASE("a rank that goes on asking and reads nothing keeps rank 0 for one patience") {
+    using joinable::detail::bytes_of;
+    using joinable::detail::FrameHeader;
+    using joinable::detail::FrameKind;
+    using joinable::detail::Socket;
+    Watchdog const watchdog{2};
+    joinable::detail::TcpJob const job{2, "a test", "of the test"};
+    Socket listener = joinable::detail::listen_at("127.0.0.1", 0);
+    std::uint16_t const port = port_of(listener);
+    listener.set(SOL_SOCKET, SO_SNDBUF, 200'000); // which the kernel doubles
+    int ends[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+    std::atomic<bool> is_over{false};
+    std::jthread const thread{[&] {
+        joinable::detail::Hub hub{std::move(listener), Socket{ends[1]}, job, {.patience = 300ms}};
+        hub.run();
+        is_over = true;
+    }};
+    std::optional<joinable::detail::TcpRank> zero{std::in_place, Socket{ends[0]}, 0, 2, 60s};
+    auto const until = std::chrono::steady_clock::now() + 60s;
+    Socket const one = joinable::detail::connect_rank(1, job, "127.0.0.1", port, until);
+    one.set(SOL_SOCKET, SO_RCVBUF, 4096);
+    zero->meet("");
+    std::vector<std::byte> values(250'000
+    ); // some wait in the kernel of rank 1, the rest in the hub's
+    joinable::detail::Request request;
+    request.signature.collective = joinable::detail::Collective::broadcast;
+    request.signature.count = values.size();
+    request.in = {values.data(), values.size(), DType::u8};
+    FrameHeader header;
+    header.kind = FrameKind::arrival;
+    header.collective = request.signature.collective;
+    header.dtype = request.signature.dtype;
+    header.op = request.signature.op;
+    header.count = values.size();
+    CHECK(one.send(bytes_of(header)) == sizeof header);
+    zero->finish(zero->post(request));
+    zero.reset();
+    FrameHeader question;
+    question.kind = FrameKind::question;
+    for (int i = 0; i < 1000 && !is_over; ++i) { // for 20 s
+        static_cast<void>(one.send(bytes_of(question)));
+        std::this_thread::sleep_for(20ms);
+    }
+    CHECK(is_over);
+}
+
 /// What a rank throws when it says something else than the others.
 template <class Comm>
 std::string text_of_mismatch(Comm& comm, int kind) {

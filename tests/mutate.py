@@ -3258,13 +3258,20 @@ MUTATIONS = [
     ),
     Mutation(
         "an-abort-waits-once-on-a-slow-connection", "communicator/tcp/detail/rank.hpp",
-        "return outbox_.sent() + inbox_.consumed();", "return inbox_.consumed();",
+        "return outbox_.sent() - socket_.undelivered() + inbox_.consumed();", "return inbox_.consumed();",
         "communicator/tcp/faults.test.cpp", "an abort waits as long*",
     ),
     Mutation(
         "bytes-that-come-are-no-sign-of-the-hub", "communicator/tcp/detail/rank.hpp",
-        "return outbox_.sent() + inbox_.consumed();", "return outbox_.sent();",
+        "return outbox_.sent() - socket_.undelivered() + inbox_.consumed();",
+        "return outbox_.sent() - socket_.undelivered();",
         "communicator/tcp/faults.test.cpp", "a rank that aborts or asks waits*",
+    ),
+    Mutation(
+        "what-waits-in-the-kernel-of-a-rank-counts-as-moved", "communicator/tcp/detail/rank.hpp",
+        "return outbox_.sent() - socket_.undelivered() + inbox_.consumed();",
+        "return outbox_.sent() + inbox_.consumed();",
+        "communicator/tcp/faults.test.cpp", "an abort waits as long*",
     ),
     Mutation(
         "a-rank-without-files-says-that-rank-0-does-not-listen", "communicator/tcp/detail/impl/address.ipp",

@@ -2131,11 +2131,14 @@ private:
     /// that when it is asked at the deadline.
     void wait_until_ready(std::uint64_t sequence);
     /// Calls `step(end)`, which may wait until then, as long as it returns true and the hub is
-    /// alive: until the patience has passed since the last byte that moved, in either direction.
-    /// Looks once more after that, because this process may have been stopped.
+    /// alive: until the patience has passed since the last byte that moved: received by the hub's
+    /// machine, or read by inbox_. Looks once more after that, because this process may have been
+    /// stopped.
     template <class Step>
     void while_hub_is_alive(Step const& step) {
-        auto const moved = [this] { return outbox_.sent() + inbox_.consumed(); };
+        auto const moved = [this] {
+            return outbox_.sent() - socket_.undelivered() + inbox_.consumed();
+        };
         std::uint64_t before = moved();
         for (auto end = end_of_wait(patience_); !is_alone_;) {
             bool const is_late = Clock::now() >= end;

@@ -888,15 +888,23 @@ TEST_CASE("an abort waits as long as the bytes before it are read, and so does a
 ) {
     using joinable::detail::FrameKind;
     using joinable::detail::Socket;
-    together({0, 1}, [](int turn) {
-        bool const aborts = turn == 0;
+    together({0, 1, 2}, [](int turn) {
+        bool const aborts = turn != 1;
         int handles[2];
         REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
         Watchdog const watchdog{1};
         Socket hub{handles[0]};
+        Socket own{handles[1]};
+        if (turn == 2) { // the kernel takes all at once, and delivers what is read
+            Socket const listener = joinable::detail::listen_at("127.0.0.1", 0);
+            listener.set(SOL_SOCKET, SO_RCVBUF, 65'536);
+            auto const until = std::chrono::steady_clock::now() + 60s;
+            own = joinable::detail::connect_to("127.0.0.1", port_of(listener), until, 1);
+            wait_until([&] { return (hub = listener.accept()).is_open(); });
+        }
         std::vector<std::byte> data(std::size_t{2} << 20U);
         std::jthread const ends{[&] {
-            joinable::detail::TcpRank rank{Socket{handles[1]}, 1, 2, 60s, {}, {.patience = 2s}};
+            joinable::detail::TcpRank rank{std::move(own), 1, 2, 60s, {}, {.patience = 2s}};
             joinable::detail::Request request;
             request.in = {data.data(), data.size(), DType::u8};
             rank.post(request);

@@ -3310,6 +3310,11 @@ MUTATIONS = [
         "../trace/allocations.test.cpp", "where ranks meet by TCP without memory for*",
     ),
     Mutation(
+        "a-late-rank-without-memory-is-not-told-of-the-end", "communicator/tcp/detail/impl/hub.ipp",
+        "        untold_ = rank + 1; // if the memory runs out meanwhile\n", "",
+        "../trace/allocations.test.cpp", "where ranks meet by TCP without memory for*",
+    ),
+    Mutation(
         "a-hub-without-memory-says-nothing", "communicator/tcp/detail/hub.hpp",
         "enough for a few words\n", "enough for a few words\n                throw;\n",
         "../trace/allocations.test.cpp", "where ranks meet by TCP without memory*",

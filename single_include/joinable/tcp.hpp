@@ -1940,7 +1940,9 @@ JOINABLE_DEFINITION void Hub::admit(int rank, Socket socket) {
     one.watch = SilenceWatch{limits_.silence};
     one.has_come = true;
     if (end_) {
+        untold_ = rank + 1; // if the memory runs out meanwhile
         send_end(rank);
+        untold_ = 0;
     }
 }
 

@@ -934,40 +934,61 @@ TEST_CASE("where ranks meet by TCP without memory for the reason of an end, all 
     FrameHeader abort;
     abort.kind = FrameKind::abort;
     abort.bytes = reason.size();
-    bool is_done = false;
     std::size_t ends_told = 0;
-    for (std::size_t failures = 0; !is_done; ++failures) {
-        CAPTURE(failures);
-        int ends[2];
-        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-        std::vector<Socket> ranks(3);
-        ranks[0] = Socket{ends[0]};
-        Socket listener = listen_at("127.0.0.1", 0);
-        auto const until = std::chrono::steady_clock::now() + std::chrono::seconds{60};
-        for (int rank : {1, 2}) {
-            ranks[as_index(rank)] = connect_to("127.0.0.1", port_of(listener), until, rank);
-            auto const hello = hello_of(rank, job);
-            CHECK(ranks[as_index(rank)].send(hello) == hello.size());
-        }
-        CHECK(ranks[1].send(bytes_of(abort), reason) == sizeof abort + reason.size());
-        Hub hub{std::move(listener), Socket{ends[1]}, job};
-        std::jthread const thread{[&] {
-            allocations_left = failures;
-            hub.run();
-            is_done = allocations_left <= failures; // none was refused
-        }};
-        Greeting greeting;
-        auto const into = std::as_writable_bytes(std::span{&greeting, 1});
-        if (receive_all(ranks[1], into, until) && receive_all(ranks[2], into, until)) {
-            for (Socket const& rank : ranks) {
-                std::string const text = text_of_end(rank);
-                CHECK(
-                    (text == "enough" || text == "rank 0, where the ranks meet, ran out of memory")
-                );
-                ends_told += text == "enough" ? 1U : 0U;
+    for (bool const is_late : {false, true}) { // rank 2 comes after the end
+        CAPTURE(is_late);
+        bool is_done = false;
+        for (std::size_t failures = 0; !is_done; ++failures) {
+            CAPTURE(failures);
+            int ends[2];
+            REQUIRE(
+                ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0
+            );
+            std::vector<Socket> ranks(3);
+            ranks[0] = Socket{ends[0]};
+            Socket listener = listen_at("127.0.0.1", 0);
+            auto const until = std::chrono::steady_clock::now() + std::chrono::seconds{60};
+            for (int rank : {1, 2}) {
+                ranks[as_index(rank)] = connect_to("127.0.0.1", port_of(listener), until, rank);
             }
+            auto const greet = [&](int rank) {
+                auto const hello = hello_of(rank, job);
+                CHECK(ranks[as_index(rank)].send(hello) == hello.size());
+            };
+            greet(1);
+            if (!is_late) {
+                greet(2);
+            }
+            CHECK(ranks[1].send(bytes_of(abort), reason) == sizeof abort + reason.size());
+            Hub hub{std::move(listener), Socket{ends[1]}, job};
+            std::jthread const thread{[&] {
+                allocations_left = failures;
+                hub.run();
+                is_done = allocations_left <= failures; // none was refused
+            }};
+            Greeting greeting;
+            auto const into = std::as_writable_bytes(std::span{&greeting, 1});
+            std::array<std::string, 3> texts;
+            bool const is_here = receive_all(ranks[1], into, until);
+            if (is_here && is_late) {
+                texts[1] = text_of_end(ranks[1]);
+                greet(2);
+            }
+            if (is_here && receive_all(ranks[2], into, until)) {
+                for (std::size_t rank = 0; rank < 3; ++rank) {
+                    std::string& text = texts[rank];
+                    if (text.empty()) {
+                        text = text_of_end(ranks[rank]);
+                    }
+                    CHECK(
+                        (text == "enough" ||
+                         text == "rank 0, where the ranks meet, ran out of memory")
+                    );
+                    ends_told += text == "enough" ? 1U : 0U;
+                }
+            }
+            ranks.clear(); // so the hub ends
         }
-        ranks.clear(); // so the hub ends
     }
     CHECK(ends_told > 3 * 3);
 }

@@ -2624,9 +2624,9 @@ struct TcpOptions {
     std::chrono::nanoseconds connect_timeout = default_deadline; ///< for attach()
     std::chrono::nanoseconds deadline = default_deadline;        ///< for all waits after that
     /// How long this rank waits beyond that for rank 0, which normally answers at once: when it asks
-    /// at a deadline who is missing, aborts, or leaves. It counts from the last byte that moved.
-    /// Shorter ends a job sooner whose rank 0 is stopped; longer keeps one whose rank 0 is on a
-    /// busy machine.
+    /// at a deadline who is missing, aborts, or leaves. It counts from the last byte that moved; in
+    /// a wait or a test after its deadline, from the last one that came. Shorter ends a job sooner
+    /// whose rank 0 is stopped; longer keeps one whose rank 0 is on a busy machine.
     std::chrono::nanoseconds patience = std::chrono::seconds{5};
 };
 

@@ -3304,6 +3304,11 @@ MUTATIONS = [
         "../trace/allocations.test.cpp", "a rank by TCP that leaves takes no memory*",
     ),
     Mutation(
+        "a-rank-that-leaves-late-reads-one-piece", "communicator/tcp/detail/impl/rank.ipp",
+        "int more = 1000;", "int more = 0;",
+        "communicator/tcp/faults.test.cpp", "a rank by TCP that leaves late*",
+    ),
+    Mutation(
         "an-end-without-memory-is-told-to-some-ranks", "communicator/tcp/detail/impl/hub.ipp",
         "for (; untold_ > 0; --untold_) {\n        send_end(untold_ - 1);",
         "for (int rank = std::exchange(untold_, 0); rank-- > 0;) {\n        send_end(rank);",

@@ -172,7 +172,7 @@ public:
     }
 
     /// The rank leaves: ranks that wait for it throw PeerFailed. Blocks briefly. If a rank does not
-    /// answer, blocks until its patience has passed since the last byte that moved.
+    /// answer, blocks until its patience has passed since that rank received the last byte.
     ~TcpCommunicator() = default;
 
 private:

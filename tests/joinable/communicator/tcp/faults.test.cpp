@@ -934,6 +934,26 @@ TEST_CASE("an abort waits as long as the bytes before it are read, and so does a
     });
 }
 
+TEST_CASE("a rank by TCP that leaves late has read all that came, or closing could destroy data") {
+    int handles[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
+    joinable::detail::Socket const hub{handles[0]};
+    std::optional<joinable::detail::TcpRank> rank{
+        std::in_place,
+        joinable::detail::Socket{handles[1]},
+        1,
+        2,
+        60s,
+        joinable::detail::Hear{},
+        joinable::detail::TcpLimits{.patience = 0s}
+    };
+    std::vector<std::byte> some(50'000);
+    CHECK(hub.send(some) == some.size());
+    rank.reset();
+    CHECK(next_frame(hub).kind == joinable::detail::FrameKind::leave);
+    CHECK(::recv(hub.handle(), some.data(), some.size(), 0) == 0); // no reset of the connection
+}
+
 TEST_CASE("a rank that aborts or asks waits as long as bytes come before the answer of rank 0") {
     using joinable::detail::bytes_of;
     using joinable::detail::FrameHeader;

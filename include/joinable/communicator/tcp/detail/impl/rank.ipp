@@ -354,7 +354,10 @@ JOINABLE_DEFINITION void TcpRank::leave() noexcept {
         std::array<std::byte, 4096> ignored{};
         while_hub_is_alive([&](TimePoint end) {
             outbox_.flush(socket_);
-            auto const got = socket_.receive(ignored);
+            auto got = socket_.receive(ignored);
+            for (int more = 1000; got.value_or(0) != 0 && more > 0; --more) {
+                got = socket_.receive(ignored);
+            }
             if (got && *got == 0) {
                 auto const events = static_cast<short>(POLLIN | (outbox_.is_empty() ? 0 : POLLOUT));
                 wait_for(socket_, events, end);

@@ -3309,6 +3309,11 @@ MUTATIONS = [
         "communicator/tcp/faults.test.cpp", "a rank by TCP that leaves late*",
     ),
     Mutation(
+        "an-outbox-has-no-room-at-first", "communicator/tcp/detail/frame.hpp",
+        "waiting_.reserve(sizeof(FrameHeader));", "",
+        "../trace/allocations.test.cpp", "a rank by TCP that leaves takes no memory*",
+    ),
+    Mutation(
         "an-end-without-memory-is-told-to-some-ranks", "communicator/tcp/detail/impl/hub.ipp",
         "for (; untold_ > 0; --untold_) {\n        send_end(untold_ - 1);",
         "for (int rank = std::exchange(untold_, 0); rank-- > 0;) {\n        send_end(rank);",

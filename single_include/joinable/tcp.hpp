@@ -727,6 +727,9 @@ struct ProtocolError {
 /// discards everything; the reader of that connection detects the loss.
 class Outbox {
 public:
+    /// Has room for a frame without a body, so a rank can leave without memory.
+    Outbox() { waiting_.reserve(sizeof(FrameHeader)); }
+
     /// Sends at once as much as the kernel accepts and `limit` permits. `limit` counts bytes from
     /// the start of the connection.
     /// @throws std::bad_alloc  nothing of the frame was sent, nor will be.

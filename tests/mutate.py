@@ -1129,6 +1129,11 @@ MUTATIONS = [
         "interop/torch_data.test.cpp", "a sampler that is loaded*",
     ),
     Mutation(
+        "the-number-that-a-loaded-sampler-has-begins-again", "interop/torch_data.hpp",
+        "&& count.value_or(count_) == count_) {", "&& !count.has_value()) {",
+        "interop/torch_data.test.cpp", "a loaded sampler that is reset to the number*",
+    ),
+    Mutation(
         "iterate-reads-a-batch-of-a-loader-twice", "join/guarded_range.hpp",
         "return (LooksAhead ? current_ : next_).get();", "return *position_;",
         "join/input_iterator.test.cpp", "iterate() reads a loader*",

@@ -55,7 +55,7 @@ public:
 
     /// Begins again, with the next epoch if indices were drawn since the last time.
     void reset(detail::TorchSize count = {}) override {
-        if (std::exchange(is_loaded_, false) && !count.has_value()) {
+        if (std::exchange(is_loaded_, false) && count.value_or(count_) == count_) {
             return; // a data loader resets its sampler before it begins
         }
         if (shuffle_ && is_drawn_) {

@@ -137,6 +137,24 @@ TEST_CASE("a loaded sampler that is reset to another number of elements has thes
     CHECK(drawn_from(sampler, 4) == std::vector<std::size_t>{1, 4});
 }
 
+TEST_CASE("a loaded sampler that is reset to the number that it has goes on") {
+    ShardSampler sampler{40, {1, 3}};
+    sampler.next(4);
+    torch::serialize::OutputArchive out;
+    sampler.save(out);
+    std::stringstream file;
+    out.save_to(file);
+    torch::serialize::InputArchive in;
+    in.load_from(file);
+    ShardSampler other{40, {1, 3}};
+    other.load(in);
+    other.reset(40); // as a ChunkDataset does before it begins
+    while (auto const batch = sampler.next(4)) {
+        CHECK(*other.next(4) == *batch);
+    }
+    CHECK(!other.next(4).has_value());
+}
+
 /// The numbers from 0, each with the square of it.
 struct Squares : torch::data::datasets::Dataset<Squares> {
     explicit Squares(std::size_t count) : count_{count} {}

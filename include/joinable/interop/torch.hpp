@@ -1262,8 +1262,10 @@ BufferList buffers(Module&& module) {
 /// |                                        | A last layer of that kind needs a forward() that returns the     |
 /// |                                        | tensors by which the backward pass reaches it; else the pass     |
 /// |                                        | within ends the reduction: "not all gradients became ready"      |
-/// | two forward passes, one backward pass  | put both into one forward(pass). In a guard refused; outside of  |
-/// |                                        | one both count as one pass, with the notice of the last          |
+/// | two forward passes, one backward pass  | put both into one forward(pass). In a guard, with find_unused    |
+/// |                                        | where they use different parameters, and with                    |
+/// |                                        | Sharding::parameters refused; else outside of a guard both       |
+/// |                                        | count as one pass, with the notice of the last                   |
 /// | a backward pass without a forward() of | refused                                                          |
 /// | this class before it                   |                                                                  |
 template <class Comm, class Module, class Reduction = AllReduce, Timeline Times = NoTimeline>

@@ -670,6 +670,21 @@ MUTATIONS = [
         "interop/torch_script.test.cpp", "a buffer that a TorchScript pass*",
     ),
     Mutation(
+        "buffers-that-are-none-at-first-come-late", "interop/torch.hpp",
+        "(one.object || one.tensor.defined()) &&", "one.now().defined() &&",
+        "interop/torch_script.test.cpp", "a TorchScript buffer that is None at first*",
+    ),
+    Mutation(
+        "buffers-that-became-none-are-errors-of-the-engine", "interop/torch.hpp",
+        "if (object && !value.defined()) {", "if (false) {",
+        "interop/torch_script.test.cpp", "each mistake with a TorchScript module*",
+    ),
+    Mutation(
+        "half-of-a-buffer-that-may-be-none-is-ignored", "interop/torch.hpp",
+        "buffers.push_back({one.name, one.now()});", "buffers.push_back({one.name, {}});",
+        "interop/torch_script.test.cpp", "each mistake with a TorchScript module*",
+    ),
+    Mutation(
         "refreshed-modules-are-not-followed", "interop/torch.hpp",
         "        unused_.clear();\n        watch();\n", "        unused_.clear();\n",
         "interop/torch_refresh.test.cpp", "a module that freezes*",

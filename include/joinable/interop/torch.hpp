@@ -137,12 +137,30 @@ struct NamedTorchTensor {
 struct TorchBuffer {
     std::string name;
     at::Tensor tensor; ///< shares the module's memory
-    /// Of TorchScript: where the buffer is, because a pass may put another tensor there.
+    /// Of TorchScript: where the buffer is, because a pass may put another tensor there, or None.
     c10::intrusive_ptr<c10::ivalue::Object> object = {};
     std::size_t slot = 0;
 
-    [[nodiscard]] at::Tensor const& now() const {
-        return object ? object->getSlot(slot).toTensor() : tensor;
+    /// Undefined if there is None.
+    [[nodiscard]] at::Tensor now() const {
+        if (!object) {
+            return tensor;
+        }
+        c10::IValue const value = object->getSlot(slot);
+        return value.isTensor() ? value.toTensor() : at::Tensor{};
+    }
+    /// To be written.
+    [[nodiscard]] at::Tensor own() const {
+        at::Tensor const value = now();
+        if (object && !value.defined()) {
+            throw ContractViolation{concat(
+                "buffer ",
+                name,
+                " is None, but was a tensor when the module was listed; let each pass leave a "
+                "tensor there, or name it in DataParallelOptions::ignore"
+            )};
+        }
+        return value;
     }
     [[nodiscard]] TorchIdentity identity() const {
         return object ? TorchIdentity{object.get(), slot}
@@ -160,9 +178,9 @@ struct tensor_traits<detail::TorchBuffer> {
 
     /// Elements that have no DType, such as floats of 8 bits, travel as integers of their size.
     static DType dtype(detail::TorchBuffer const& buffer) {
-        c10::ScalarType const type = detail::strided(buffer.now()).scalar_type();
+        c10::ScalarType const type = detail::strided(buffer.own()).scalar_type();
         if (!detail::find_dtype_of_torch(type) && !c10::isQIntType(type)) {
-            switch (buffer.now().element_size()) {
+            switch (buffer.own().element_size()) {
             case 1: return DType::u8;
             case 2: return DType::u16;
             case 4: return DType::u32;
@@ -171,11 +189,11 @@ struct tensor_traits<detail::TorchBuffer> {
         }
         return detail::dtype_of_torch(type);
     }
-    static void* data(detail::TorchBuffer const& buffer) { return Tensor::data(buffer.now()); }
-    static auto extents(detail::TorchBuffer const& buffer) { return Tensor::extents(buffer.now()); }
-    static auto strides(detail::TorchBuffer const& buffer) { return Tensor::strides(buffer.now()); }
+    static void* data(detail::TorchBuffer const& buffer) { return Tensor::data(buffer.own()); }
+    static auto extents(detail::TorchBuffer const& buffer) { return Tensor::extents(buffer.own()); }
+    static auto strides(detail::TorchBuffer const& buffer) { return Tensor::strides(buffer.own()); }
     static DeviceId device(detail::TorchBuffer const& buffer) {
-        return Tensor::device(buffer.now());
+        return Tensor::device(buffer.own());
     }
 };
 
@@ -746,7 +764,7 @@ void for_each_buffer(Module& module, F const& visit) {
             auto const object = part.value._ivalue();
             auto const type = object->type();
             for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
-                if (type->is_buffer(slot) && object->getSlot(slot).isTensor()) {
+                if (type->is_buffer(slot)) {
                     std::string const& name = type->getAttributeName(slot);
                     visit(TorchBuffer{
                         part.name.empty() ? name : concat(part.name, ".", name), {}, object, slot
@@ -764,33 +782,46 @@ void for_each_buffer(Module& module, F const& visit) {
 template <class Module>
 void check_names(Module& module, DataParallelOptions const& options) {
     auto const parameters = module.named_parameters();
-    auto const buffers = module.named_buffers();
+    struct Named {
+        std::string name;
+        at::Tensor value;
+    };
+    std::vector<Named> buffers;
+    for_each_buffer(module, [&](TorchBuffer const& one) {
+        buffers.push_back({one.name, one.now()});
+    });
     std::vector<std::string> names;
     append_names(parameters, names);
     require_found("sparse", options.sparse, names, "parameter");
-    for_each_buffer(module, [&](TorchBuffer&& one) { names.push_back(std::move(one.name)); });
+    append_names(buffers, names);
     require_found("ignore", options.ignore, names, "parameter or buffer");
     require_no_half_ignored(parameters, options.ignore);
     require_no_half_ignored(buffers, options.ignore);
 }
 
-/// The buffers of a module, each once, without those that `ignore` names.
+/// The buffers of a module, each once, without those that `ignore` names. Those of TorchScript may
+/// be None.
 template <class Module>
 std::vector<TorchBuffer>
 distinct_buffers(Module& module, std::vector<std::string> const& ignore = {}) {
     std::vector<TorchBuffer> buffers;
     std::set<TorchIdentity> seen;
     for_each_buffer(module, [&](TorchBuffer&& one) {
-        if (one.now().defined() && !is_named(one.name, ignore) &&
+        if ((one.object || one.tensor.defined()) && !is_named(one.name, ignore) &&
             seen.insert(one.identity()).second) {
             buffers.push_back(std::move(one));
         }
     });
     return buffers;
 }
+/// Those of them that are sent: what is None may get any extents.
+inline BufferList sent_buffers(std::vector<TorchBuffer> buffers) {
+    std::erase_if(buffers, [](TorchBuffer const& one) { return !one.now().defined(); });
+    return joinable::buffers(std::move(buffers));
+}
 template <class Module>
 BufferList buffers_of(Module& module, std::vector<std::string> const& ignore = {}) {
-    return joinable::buffers(distinct_buffers(module, ignore));
+    return sent_buffers(distinct_buffers(module, ignore));
 }
 
 /// The same for a constructor, whose other ranks learn of what it throws, as for a holder without a module.
@@ -1256,7 +1287,8 @@ BufferList buffers(Module&& module) {
 /// | _set_params_and_buffers_to_ignore_for_ | DataParallelOptions::ignore: each rank keeps its own values and  |
 /// | model(model, names)                    | gradients of these names                                         |
 /// | torch::jit::Module (TorchScript)       | forward() takes and returns its IValues; find_unused looks into  |
-/// |                                        | tensors, tuples, lists and dictionaries of them                  |
+/// |                                        | tensors, tuples, lists and dictionaries of them. A buffer that   |
+/// |                                        | is None when the module is listed is not sent until refresh()    |
 /// | activation checkpointing               | passes within the backward pass add to gradients; without        |
 /// |                                        | find_unused, whose graph does not have what is computed again    |
 /// |                                        | A last layer of that kind needs a forward() that returns the     |

@@ -272,6 +272,39 @@ TEST_CASE("a buffer that a TorchScript pass assigns anew is sent as the module h
     });
 }
 
+/// A module with buffers that may be None, as those of BatchNorm, whose pass assigns to "last".
+torch::jit::Module net_with(
+    std::vector<std::string> const& names, c10::IValue const& start, std::string const& assigned
+) {
+    torch::jit::Module model{"Net"};
+    model.register_parameter("weight", torch::ones({2}).requires_grad_(true), false);
+    for (std::string const& name : names) {
+        model.register_attribute(name, c10::OptionalType::ofTensor(), start, false, true);
+    }
+    model.define(
+        "def forward(self, x):\n    self.last = " + assigned + "\n    return self.weight * x\n"
+    );
+    return model;
+}
+
+TEST_CASE("a TorchScript buffer that is None at first is each rank's own until refresh()") {
+    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+        torch::jit::Module model = net_with({"last"}, {}, "x.clone()");
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        std::vector<IValue> const inputs{torch::full({2}, comm.rank() + 1.0)};
+        for (int epoch = 0; epoch < 2; ++epoch) {
+            joinable::Join guard{joinable::participants(ddp)};
+            ddp.forward(inputs).toTensor().sum().backward();
+            guard.finish();
+            CHECK(torch::equal(model.attr("last").toTensor(), inputs[0].toTensor()));
+        }
+        ddp.refresh();
+        CHECK(torch::equal(model.attr("last").toTensor(), torch::ones({2})));
+        torch::jit::Module other = net_with({"last"}, {}, "x");
+        CHECK_NOTHROW(joinable::torch::DistributedDataParallel{comm, other, {.ignore = {"last"}}});
+    });
+}
+
 struct Mistake {
     char const* what;
     char const* sentence; ///< a part of it
@@ -319,6 +352,19 @@ Mistake const mistakes[] = {
      [](ThreadCommunicator& comm) {
          torch::jit::Module model = load(0);
          joinable::torch::DistributedDataParallel ddp{comm, model, {.ignore = {"head.*"}}};
+     }},
+    {"half of a tied buffer that may be None is ignored",
+     "DataParallelOptions::ignore names \"last\", but not \"again\"",
+     [](ThreadCommunicator& comm) {
+         torch::jit::Module model = net_with({"last", "again"}, torch::zeros({2}), "x");
+         joinable::torch::DistributedDataParallel ddp{comm, model, {.ignore = {"last"}}};
+     }},
+    {"a pass that leaves None in a buffer",
+     "buffer last is None, but was a tensor",
+     [](ThreadCommunicator& comm) {
+         torch::jit::Module model = net_with({"last"}, torch::zeros({2}), "None");
+         joinable::torch::DistributedDataParallel ddp{comm, model};
+         ddp.forward(std::vector<IValue>{torch::ones({2})}).toTensor().sum().backward();
      }},
     {"the module's forward()",
      "call ddp.forward(inputs) in place of the module's",

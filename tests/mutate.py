@@ -685,6 +685,16 @@ MUTATIONS = [
         "interop/torch_script.test.cpp", "each mistake with a TorchScript module*",
     ),
     Mutation(
+        "buffers-are-sent-into-what-autograd-reads", "interop/torch.hpp",
+        "&& !(storage == value.storage().getWeakStorageImpl())) {", "&& false) {",
+        "interop/torch_script.test.cpp", "what a TorchScript pass puts into a buffer*",
+    ),
+    Mutation(
+        "refreshed-buffers-are-written-where-a-pass-read", "interop/torch.hpp",
+        "one.storage = former.storage;", "",
+        "interop/torch_script.test.cpp", "what a TorchScript pass puts into a buffer*",
+    ),
+    Mutation(
         "refreshed-modules-are-not-followed", "interop/torch.hpp",
         "        unused_.clear();\n        watch();\n", "        unused_.clear();\n",
         "interop/torch_refresh.test.cpp", "a module that freezes*",

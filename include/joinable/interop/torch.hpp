@@ -140,6 +140,8 @@ struct TorchBuffer {
     /// Of TorchScript: where the buffer is, because a pass may put another tensor there, or None.
     c10::intrusive_ptr<c10::ivalue::Object> object = {};
     std::size_t slot = 0;
+    using Storage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+    mutable std::optional<Storage> storage = {}; ///< which nobody but the module reads
 
     /// Undefined if there is None.
     [[nodiscard]] at::Tensor now() const {
@@ -149,9 +151,10 @@ struct TorchBuffer {
         c10::IValue const value = object->getSlot(slot);
         return value.isTensor() ? value.toTensor() : at::Tensor{};
     }
-    /// To be written.
+    /// To be written. What a pass has put there may be its input, or what autograd still reads, so
+    /// the module gets a copy.
     [[nodiscard]] at::Tensor own() const {
-        at::Tensor const value = now();
+        at::Tensor value = now();
         if (object && !value.defined()) {
             throw ContractViolation{concat(
                 "buffer ",
@@ -159,6 +162,11 @@ struct TorchBuffer {
                 " is None, but was a tensor when the module was listed; let each pass leave a "
                 "tensor there, or name it in DataParallelOptions::ignore"
             )};
+        }
+        if (object && value.has_storage() && !(storage == value.storage().getWeakStorageImpl())) {
+            value = value.detach().clone();
+            storage = value.storage().getWeakStorageImpl();
+            object->setSlot(slot, value);
         }
         return value;
     }
@@ -809,6 +817,9 @@ distinct_buffers(Module& module, std::vector<std::string> const& ignore = {}) {
     for_each_buffer(module, [&](TorchBuffer&& one) {
         if ((one.object || one.tensor.defined()) && !is_named(one.name, ignore) &&
             seen.insert(one.identity()).second) {
+            if (at::Tensor const value = one.now(); value.has_storage()) {
+                one.storage = value.storage().getWeakStorageImpl();
+            }
             buffers.push_back(std::move(one));
         }
     });
@@ -966,6 +977,19 @@ protected:
     /// Others keep what lies in the buckets of before, in memory of its own.
     void use_views(std::shared_ptr<TorchViews> views) {
         std::exchange(views_, std::move(views))->leave();
+    }
+    /// The buffers for refresh(). What a pass has put in their places since they were listed is not
+    /// to be written.
+    [[nodiscard]] BufferList relisted_buffers() const {
+        std::vector<TorchBuffer> buffers = distinct_buffers(module_, ignore_);
+        for (TorchBuffer& one : buffers) {
+            for (TorchBuffer const& former : buffers_) {
+                if (one.identity() == former.identity()) {
+                    one.storage = former.storage;
+                }
+            }
+        }
+        return sent_buffers(std::move(buffers));
     }
     /// Follows the gradients of parameters that are listed in place of those of before.
     void follow(std::vector<NamedTorchTensor> parameters) {
@@ -1342,7 +1366,7 @@ public:
             }
             return list_of(this->module_, options, views);
         };
-        BufferList buffers = detail::buffers_of(this->module_, options.ignore);
+        BufferList buffers = this->relisted_buffers();
         detail::Refresh<Base>::relist(
             *this,
             list,

@@ -272,6 +272,55 @@ TEST_CASE("a buffer that a TorchScript pass assigns anew is sent as the module h
     });
 }
 
+TEST_CASE(
+    "what a TorchScript pass puts into a buffer is sent, but its graph and input stay as they are"
+) {
+    for (joinable::BufferSync const sync :
+         {joinable::BufferSync::after_forward, joinable::BufferSync::before_forward}) {
+        run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) {
+            torch::jit::Module model{"Net"};
+            Tensor const first = numbers({2}, 0).requires_grad_(true);
+            Tensor const second = numbers({2}, 1).requires_grad_(true);
+            model.register_parameter("first", first, false);
+            model.register_parameter("second", second, false);
+            model.register_buffer("hidden", torch::zeros({2}, torch::kDouble));
+            model.register_buffer("last", torch::zeros({2}, torch::kDouble));
+            model.define(R"(
+                def forward(self, x):
+                    hidden = torch.tanh(self.first * x)
+                    self.hidden = hidden.detach()
+                    self.last = x
+                    return self.second * hidden
+            )");
+            joinable::torch::DistributedDataParallel ddp{comm, model, {.buffer_sync = sync}};
+            auto const last = [&] { return model.attr("last").toTensor(); };
+            for (int round = 0; round < 3; ++round) {
+                Tensor sum = torch::zeros({}, torch::kDouble);
+                for (int rank = 0; rank < comm.size(); ++rank) {
+                    Tensor const x = numbers({2}, 10 * rank + round);
+                    sum = sum + (second * torch::tanh(first * x)).sum();
+                }
+                auto const expected = torch::autograd::grad({sum / comm.size()}, {first, second});
+                first.mutable_grad().reset();
+                second.mutable_grad().reset();
+                Tensor const x = numbers({2}, 10 * comm.rank() + round);
+                ddp.forward(std::vector<IValue>{x}).toTensor().sum().backward();
+                CHECK(torch::allclose(first.grad(), expected[0], 1e-12, 1e-12));
+                CHECK(torch::allclose(second.grad(), expected[1], 1e-12, 1e-12));
+                CHECK(torch::equal(x, numbers({2}, 10 * comm.rank() + round)));
+                if (sync == joinable::BufferSync::after_forward) {
+                    CHECK(torch::equal(last(), numbers({2}, round)));
+                }
+            }
+            Tensor const x = numbers({2}, 10 * comm.rank() + 7);
+            model.forward({x});
+            ddp.refresh();
+            CHECK(torch::equal(x, numbers({2}, 10 * comm.rank() + 7)));
+            CHECK(torch::equal(last(), numbers({2}, 7)));
+        });
+    }
+}
+
 /// A module with buffers that may be None, as those of BatchNorm, whose pass assigns to "last".
 torch::jit::Module net_with(
     std::vector<std::string> const& names, c10::IValue const& start, std::string const& assigned
@@ -289,7 +338,7 @@ torch::jit::Module net_with(
 
 TEST_CASE("a TorchScript buffer that is None at first is each rank's own until refresh()") {
     run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
-        torch::jit::Module model = net_with({"last"}, {}, "x.clone()");
+        torch::jit::Module model = net_with({"last"}, {}, "x");
         joinable::torch::DistributedDataParallel ddp{comm, model};
         std::vector<IValue> const inputs{torch::full({2}, comm.rank() + 1.0)};
         for (int epoch = 0; epoch < 2; ++epoch) {
@@ -300,6 +349,7 @@ TEST_CASE("a TorchScript buffer that is None at first is each rank's own until r
         }
         ddp.refresh();
         CHECK(torch::equal(model.attr("last").toTensor(), torch::ones({2})));
+        CHECK(torch::equal(inputs[0].toTensor(), torch::full({2}, comm.rank() + 1.0)));
         torch::jit::Module other = net_with({"last"}, {}, "x");
         CHECK_NOTHROW(joinable::torch::DistributedDataParallel{comm, other, {.ignore = {"last"}}});
     });

@@ -1858,7 +1858,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a-limit-of-file-sizes-kills", "communicator/detail/shared_mapping.hpp",
-        "!exceeds_file_limit(bytes)", "true",
+        "if (exceeds_file_limit(bytes)) {", "if (false) {",
         "communicator/shared_buffer.test.cpp", "a shared buffer beyond the limit*",
     ),
     Mutation(

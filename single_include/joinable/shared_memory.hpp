@@ -131,8 +131,10 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// Gives a file this size. Returns 0, or why the system refuses.
 [[nodiscard]] inline int resize_file(int file, std::size_t bytes) noexcept {
-    bool const fits = !exceeds_file_limit(bytes);
-    return fits && ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : fits ? errno : EFBIG;
+    if (exceeds_file_limit(bytes)) {
+        return EFBIG;
+    }
+    return ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
 }
 
 /// Maps memory of a file, from an offset on. Without a file, only processes that are created later

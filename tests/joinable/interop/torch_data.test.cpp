@@ -77,19 +77,24 @@ TEST_CASE("the samplers of all ranks draw each index once, in each epoch") {
     CHECK(drawn_from(sampler, 2) == std::vector<std::size_t>{1, 3, 5, 7});
 }
 
+/// Loads into one what another one, or itself, has saved.
+void load_saved(ShardSampler& into, ShardSampler const& from) {
+    torch::serialize::OutputArchive out;
+    from.save(out);
+    std::stringstream file;
+    out.save_to(file);
+    torch::serialize::InputArchive in;
+    in.load_from(file);
+    into.load(in);
+}
+
 TEST_CASE("a sampler that is loaded goes on where another one was saved") {
     ShardSampler sampler{40, {1, 3}, {.seed = 5}};
     drawn_from(sampler, 4);
     sampler.reset();
     sampler.next(4);
-    torch::serialize::OutputArchive out;
-    sampler.save(out);
-    std::stringstream file;
-    out.save_to(file);
-    torch::serialize::InputArchive in;
-    in.load_from(file);
     ShardSampler other{40, {1, 3}, {.seed = 5}};
-    other.load(in);
+    load_saved(other, sampler);
     other.reset(); // as a data loader does before it begins
     for (int epoch = 0; epoch < 2; ++epoch) {
         std::vector<std::size_t> rest;
@@ -106,14 +111,8 @@ TEST_CASE("a sampler that is loaded goes on where another one was saved") {
 TEST_CASE("a loaded sampler that is drawn from by hand has all of the next epoch") {
     ShardSampler sampler{40, {1, 3}, {.seed = 5}};
     sampler.next(4);
-    torch::serialize::OutputArchive out;
-    sampler.save(out);
-    std::stringstream file;
-    out.save_to(file);
-    torch::serialize::InputArchive in;
-    in.load_from(file);
     ShardSampler other{40, {1, 3}, {.seed = 5}};
-    other.load(in);
+    load_saved(other, sampler);
     std::size_t rest = 0;
     while (auto const batch = other.next(4)) {
         rest += batch->size();
@@ -126,13 +125,7 @@ TEST_CASE("a loaded sampler that is drawn from by hand has all of the next epoch
 
 TEST_CASE("a loaded sampler that is reset to another number of elements has these") {
     ShardSampler sampler{40, {1, 3}};
-    torch::serialize::OutputArchive out;
-    sampler.save(out);
-    std::stringstream file;
-    out.save_to(file);
-    torch::serialize::InputArchive in;
-    in.load_from(file);
-    sampler.load(in);
+    load_saved(sampler, sampler);
     sampler.reset(7);
     CHECK(drawn_from(sampler, 4) == std::vector<std::size_t>{1, 4});
 }
@@ -140,14 +133,8 @@ TEST_CASE("a loaded sampler that is reset to another number of elements has thes
 TEST_CASE("a loaded sampler that is reset to the number that it has goes on") {
     ShardSampler sampler{40, {1, 3}};
     sampler.next(4);
-    torch::serialize::OutputArchive out;
-    sampler.save(out);
-    std::stringstream file;
-    out.save_to(file);
-    torch::serialize::InputArchive in;
-    in.load_from(file);
     ShardSampler other{40, {1, 3}};
-    other.load(in);
+    load_saved(other, sampler);
     other.reset(40); // as a ChunkDataset does before it begins
     while (auto const batch = sampler.next(4)) {
         CHECK(*other.next(4) == *batch);

@@ -342,103 +342,96 @@ TEST_CASE("what was complete when rank 0 left can still be waited for") {
     );
 }
 
-TEST_CASE("what was complete when rank 0 left is still sent over a slow connection") {
-    using joinable::detail::bytes_of;
-    using joinable::detail::FrameHeader;
-    using joinable::detail::FrameKind;
-    using joinable::detail::Socket;
-    together({0, 1}, [](int turn) {
-        Watchdog const watchdog{2};
-        joinable::detail::TcpJob const job{2, "a test", "of the test"};
-        Socket listener = joinable::detail::listen_at("127.0.0.1", 0);
+/// A hub whose rank 0 has broadcast bytes and left. A test is rank 1, which has read none of them.
+struct HubWithoutRank0 {
+    /// What the kernel keeps for rank 1, sent and received; 0: as usual.
+    struct Room {
+        int sent = 0;
+        int received = 0;
+    };
+
+    HubWithoutRank0(std::size_t bytes, std::chrono::nanoseconds patience, Room room) {
+        using namespace joinable::detail;
+        TcpJob const job{2, "a test", "of the test"};
+        Socket listener = listen_at("127.0.0.1", 0);
         std::uint16_t const port = port_of(listener);
-        if (turn == 0) { // most bytes wait in the hub, else in its kernel
-            listener.set(SOL_SOCKET, SO_SNDBUF, 65'536);
+        if (room.sent > 0) {
+            listener.set(SOL_SOCKET, SO_SNDBUF, room.sent);
         }
         int ends[2];
         REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-        std::jthread const thread{[&] {
-            joinable::detail::Hub hub{std::move(listener), Socket{ends[1]}, job, {.patience = 2s}};
-            hub.run();
-        }};
-        std::optional<joinable::detail::TcpRank> zero{std::in_place, Socket{ends[0]}, 0, 2, 60s};
-        auto const until = std::chrono::steady_clock::now() + 60s;
-        Socket const one = joinable::detail::connect_rank(1, job, "127.0.0.1", port, until);
-        zero->meet("");
-        std::vector<std::byte> values(2'500'000);
-        joinable::detail::Request request;
-        request.signature.collective = joinable::detail::Collective::broadcast;
-        request.signature.count = values.size();
-        request.in = {values.data(), values.size(), DType::u8};
+        thread_ = std::jthread{
+            [this, job, patience, socket = std::move(listener), end = Socket{ends[1]}]() mutable {
+                Hub hub{std::move(socket), std::move(end), job, {.patience = patience}};
+                hub.run();
+                is_over = true;
+            }
+        };
+        TcpRank zero{Socket{ends[0]}, 0, 2, 60s};
+        rank_1 = connect_rank(1, job, "127.0.0.1", port, std::chrono::steady_clock::now() + 60s);
+        if (room.received > 0) {
+            rank_1.set(SOL_SOCKET, SO_RCVBUF, room.received);
+        }
+        zero.meet("");
+        std::vector<std::byte> values(bytes);
+        Request request;
+        request.signature.collective = Collective::broadcast;
+        request.signature.count = bytes;
+        request.in = {values.data(), bytes, DType::u8};
         FrameHeader header;
         header.kind = FrameKind::arrival;
         header.collective = request.signature.collective;
         header.dtype = request.signature.dtype;
         header.op = request.signature.op;
-        header.count = values.size();
-        CHECK(one.send(bytes_of(header)) == sizeof header);
-        zero->finish(zero->post(request));
-        zero.reset();
-        std::size_t left = 2 * sizeof header + values.size(); // a start, and the result
+        header.count = bytes;
+        CHECK(rank_1.send(bytes_of(header)) == sizeof header);
+        zero.finish(zero.post(request));
+    }
+
+    std::atomic<bool> is_over{false};
+
+private:
+    std::jthread thread_;
+
+public:
+    joinable::detail::Socket rank_1; ///< closed before the thread is joined
+};
+
+TEST_CASE("what was complete when rank 0 left is still sent over a slow connection") {
+    using joinable::detail::FrameHeader;
+    using joinable::detail::FrameKind;
+    together({0, 1}, [](int turn) {
+        Watchdog const watchdog{2};
+        constexpr std::size_t bytes = 2'500'000;
+        HubWithoutRank0 hub{bytes, 2s, {.sent = turn == 0 ? 65'536 : 0}}; // or its kernel has most
+        std::size_t left = 2 * sizeof(FrameHeader) + bytes;               // a start, and the result
         std::vector<std::byte> some(30'000);
-        header.kind = FrameKind::credit;
+        FrameHeader credit;
+        credit.kind = FrameKind::credit;
         while (left > 0) { // for 2.6 s or more in all
-            auto const got = one.receive(std::span{some}.first((std::min)(some.size(), left)));
+            auto const got =
+                hub.rank_1.receive(std::span{some}.first((std::min)(some.size(), left)));
             REQUIRE(got.has_value());
             left -= *got;
-            header.consumed += *got;
-            static_cast<void>(one.send(bytes_of(header))); // as ranks do, also when all has come
+            credit.consumed += *got; // as ranks do, also when all has come
+            static_cast<void>(hub.rank_1.send(joinable::detail::bytes_of(credit)));
             std::this_thread::sleep_for(31ms);
         }
-        CHECK(next_frame(one).kind == FrameKind::end);
+        CHECK(next_frame(hub.rank_1).kind == FrameKind::end);
     });
 }
 
 TEST_CASE("a rank that goes on asking and reads nothing keeps rank 0 for one patience") {
-    using joinable::detail::bytes_of;
-    using joinable::detail::FrameHeader;
-    using joinable::detail::FrameKind;
-    using joinable::detail::Socket;
     Watchdog const watchdog{2};
-    joinable::detail::TcpJob const job{2, "a test", "of the test"};
-    Socket listener = joinable::detail::listen_at("127.0.0.1", 0);
-    std::uint16_t const port = port_of(listener);
-    listener.set(SOL_SOCKET, SO_SNDBUF, 200'000); // which the kernel doubles
-    int ends[2];
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-    std::atomic<bool> is_over{false};
-    std::jthread const thread{[&] {
-        joinable::detail::Hub hub{std::move(listener), Socket{ends[1]}, job, {.patience = 300ms}};
-        hub.run();
-        is_over = true;
-    }};
-    std::optional<joinable::detail::TcpRank> zero{std::in_place, Socket{ends[0]}, 0, 2, 60s};
-    auto const until = std::chrono::steady_clock::now() + 60s;
-    Socket const one = joinable::detail::connect_rank(1, job, "127.0.0.1", port, until);
-    one.set(SOL_SOCKET, SO_RCVBUF, 4096);
-    zero->meet("");
-    std::vector<std::byte> values(250'000
-    ); // some wait in the kernel of rank 1, the rest in the hub's
-    joinable::detail::Request request;
-    request.signature.collective = joinable::detail::Collective::broadcast;
-    request.signature.count = values.size();
-    request.in = {values.data(), values.size(), DType::u8};
-    FrameHeader header;
-    header.kind = FrameKind::arrival;
-    header.collective = request.signature.collective;
-    header.dtype = request.signature.dtype;
-    header.op = request.signature.op;
-    header.count = values.size();
-    CHECK(one.send(bytes_of(header)) == sizeof header);
-    zero->finish(zero->post(request));
-    zero.reset();
-    FrameHeader question;
-    question.kind = FrameKind::question;
-    for (int i = 0; i < 1000 && !is_over; ++i) { // for 20 s
-        static_cast<void>(one.send(bytes_of(question)));
+    // Some bytes wait in the kernel of rank 1, the rest in the hub's, which doubles its room.
+    HubWithoutRank0 hub{250'000, 300ms, {.sent = 200'000, .received = 4096}};
+    joinable::detail::FrameHeader question;
+    question.kind = joinable::detail::FrameKind::question;
+    for (int i = 0; i < 1000 && !hub.is_over; ++i) { // for 20 s
+        static_cast<void>(hub.rank_1.send(joinable::detail::bytes_of(question)));
         std::this_thread::sleep_for(20ms);
     }
-    CHECK(is_over);
+    CHECK(hub.is_over);
 }
 
 /// What a rank throws when it says something else than the others.

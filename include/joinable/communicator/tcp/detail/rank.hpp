@@ -168,7 +168,7 @@ private:
             if (!step(end)) {
                 return;
             }
-            if (std::exchange(before, moved()) != moved()) {
+            if (std::uint64_t const now = moved(); std::exchange(before, now) != now) {
                 end = end_of_wait(patience_);
             } else if (is_late) {
                 return;

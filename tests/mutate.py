@@ -690,6 +690,16 @@ MUTATIONS = [
         "interop/torch_script.test.cpp", "what a TorchScript pass puts into a buffer*",
     ),
     Mutation(
+        "autograd-reads-buffers-of-another-rank", "interop/torch.hpp",
+        "value.unsafeGetTensorImpl()->bump_version();", "",
+        "interop/torch_buffers.test.cpp", "libtorch refuses to read what a pass saved*",
+    ),
+    Mutation(
+        "buffers-that-were-sent-before-the-pass-count-as-overwritten", "interop/torch.hpp",
+        "if (buffer_sync_ == BufferSync::after_forward && ", "if (buffer_sync_ && ",
+        "interop/torch_buffers.test.cpp", "autograd reads a buffer as the pass saw it*",
+    ),
+    Mutation(
         "refreshed-buffers-are-written-where-a-pass-read", "interop/torch.hpp",
         "one.storage = former.storage;", "",
         "interop/torch_script.test.cpp", "what a TorchScript pass puts into a buffer*",

@@ -142,6 +142,11 @@ struct TorchBuffer {
     std::size_t slot = 0;
     using Storage = c10::weak_intrusive_ptr<c10::StorageImpl>;
     mutable std::optional<Storage> storage = {}; ///< which nobody but the module reads
+    struct Version {
+        Storage storage;
+        std::int64_t changes;
+    };
+    std::optional<Version> before_pass = {};
 
     /// Undefined if there is None.
     [[nodiscard]] at::Tensor now() const {
@@ -173,6 +178,24 @@ struct TorchBuffer {
     [[nodiscard]] TorchIdentity identity() const {
         return object ? TorchIdentity{object.get(), slot}
                       : TorchIdentity{tensor.unsafeGetTensorImpl(), 0};
+    }
+
+    void begin_pass() {
+        at::Tensor const value = now();
+        before_pass.reset();
+        if (value.defined() && value.has_storage() && !value.is_inference()) {
+            before_pass = Version{value.storage().getWeakStorageImpl(), value._version()};
+        }
+    }
+    /// Called before ranks take another rank's value, which libtorch does not see. A buffer that the pass has changed
+    /// in place counts as changed once more: autograd then refuses to read what it saved of it.
+    void expect_write() const {
+        at::Tensor const value = now();
+        if (before_pass && value.defined() && value.has_storage() &&
+            before_pass->storage == value.storage().getWeakStorageImpl() &&
+            before_pass->changes != value._version()) {
+            value.unsafeGetTensorImpl()->bump_version();
+        }
     }
 };
 
@@ -842,6 +865,12 @@ announced_buffers_of(Comm& comm, Holder& module, std::vector<std::string> const&
     return abort_if_throws(comm, [&] { return buffers_of(torch_module_of(module), ignore); });
 }
 
+/// When buffers are sent, if they are.
+template <class Options>
+std::optional<BufferSync> buffer_sync_of(Options const& options) {
+    return options.broadcast_buffers ? std::optional{options.buffer_sync} : std::nullopt;
+}
+
 /// The passes of a torch::nn::Module. `Base` is joinable::DistributedDataParallel or joinable::ShardedDataParallel: autograd
 /// calls its verbs.
 template <class Base, class Module>
@@ -891,6 +920,9 @@ public:
         }
         if (this->trains(notice)) {
             require_watched();
+            for (TorchBuffer& one : buffers_) {
+                one.begin_pass();
+            }
         }
         if constexpr (std::is_void_v<std::invoke_result_t<Pass>>) {
             Base::forward(std::forward<Pass>(pass), notice);
@@ -939,7 +971,7 @@ public:
         require_listed(
             "parameter", parameters_, distinct_tensors(module_.named_parameters(), ignore_)
         );
-        if (sends_buffers_) {
+        if (buffer_sync_) {
             require_listed("buffer", buffers_, distinct_buffers(module_, ignore_));
         }
     }
@@ -950,7 +982,7 @@ protected:
         std::vector<std::string> ignore = {};   ///< names of parameters
         bool finds_unused = false;              ///< reads the graph of what passes return
         bool steps_unused = false; ///< all gradients count, those of unused parameters as zeros
-        bool sends_buffers = true; ///< as DataParallelOptions::broadcast_buffers
+        std::optional<BufferSync> buffer_sync = {}; ///< if buffers are sent
     };
     /// `base` are the arguments of the base class.
     template <class Holder, class... Args>
@@ -960,7 +992,7 @@ protected:
           parameters_{distinct_tensors(module_.named_parameters(), ignore_)},
           buffers_{distinct_buffers(module_, ignore_)}, views_{std::move(passes.views)},
           finds_unused_{passes.finds_unused}, steps_unused_{passes.steps_unused},
-          sends_buffers_{passes.sends_buffers} {
+          buffer_sync_{passes.buffer_sync} {
         if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
             keep_ = module.ptr();
         } else if constexpr (std::convertible_to<Holder, std::shared_ptr<void>>) {
@@ -1122,6 +1154,11 @@ private:
                 "the reduction of this backward pass could not begin, as its first error says"
             };
         }
+        if (buffer_sync_ == BufferSync::after_forward && this->stage_ == Stage::forward) {
+            for (TorchBuffer const& one : buffers_) {
+                one.expect_write();
+            }
+        }
         Base::prepare_for_backward(unused_);
         is_reducing_ = true;
         is_ready_.assign(parameters_.size(), false);
@@ -1243,7 +1280,7 @@ private:
     std::shared_ptr<TorchViews> views_;
     bool finds_unused_; ///< in each pass; a static graph finds them in its first round
     bool steps_unused_;
-    bool sends_buffers_;
+    std::optional<BufferSync> buffer_sync_;
     /// Held by all that autograd calls, which has a thread for each CUDA device.
     std::recursive_mutex in_use_;
     bool is_reducing_ = false; ///< in a backward pass
@@ -1313,6 +1350,9 @@ BufferList buffers(Module&& module) {
 /// | torch::jit::Module (TorchScript)       | forward() takes and returns its IValues; find_unused looks into  |
 /// |                                        | tensors, tuples, lists and dictionaries of them. A buffer that   |
 /// |                                        | is None when the module is listed is not sent until refresh()    |
+/// | a buffer that a pass changes in place  | needs BufferSync::before_forward, as in PyTorch, or a clone() to |
+/// | and whose value its backward pass uses | calculate with; else libtorch says that "one of the variables    |
+/// |                                        | [...] has been modified by an inplace operation"                 |
 /// | activation checkpointing               | passes within the backward pass add to gradients; without        |
 /// |                                        | find_unused, whose graph does not have what is computed again    |
 /// |                                        | A last layer of that kind needs a forward() that returns the     |
@@ -1431,7 +1471,7 @@ private:
               {.views = views,
                .ignore = options.ignore,
                .finds_unused = options.find_unused && !options.static_graph,
-               .sends_buffers = options.broadcast_buffers},
+               .buffer_sync = detail::buffer_sync_of(options)},
               std::function<ParameterList()>{[&module, &options, views] {
                   return list_of(detail::torch_module_of(module), options, views);
               }},

@@ -609,7 +609,7 @@ private:
               module,
               {.views = views,
                .steps_unused = true,
-               .sends_buffers = options.broadcast_buffers},
+               .buffer_sync = detail::buffer_sync_of(options)},
               comm,
               [&module, views, sharding = options.sharding] {
                   Module& named = detail::torch_module_of(module);

@@ -247,7 +247,7 @@ JOINABLE_DEFINITION void ReplicaCheck::compare(ControlCommunicator& control, Ran
     DifferenceReport report{control, ranks.lowest, count, ranks.has_say};
     AbortReason reason = report.difference(values);
     reason.message +=
-        "; start all ranks from the same values (sync_at_start), and change them on all ranks alike";
+        "; start all ranks from the same values (sync_at_start, attach_state()), and change values and gradients in the body of a Step, which joined ranks run, too";
     throw_failure(reason);
 }
 

@@ -188,8 +188,8 @@ TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
         };
         CHECK(
             text_of([&] { reducer.mark_ready(0); }) ==
-            "parameter 0 on rank 0 was marked ready outside an iteration; call "
-            "prepare_for_backward() first"
+            "parameter 0 on rank 0 was marked ready outside ddp.backward() or before "
+            "prepare_for_backward()"
         );
         reducer.prepare_for_backward(1.0);
         CHECK(text_of([&] {

@@ -219,7 +219,7 @@ JOINABLE_DEFINITION void Iteration::require_trained(std::size_t i) const {
 
 JOINABLE_DEFINITION void Iteration::require_markable(std::size_t i) const {
     char const* const wrong =
-        !is_open_ ? " was marked ready outside an iteration; call prepare_for_backward() first"
+        !is_open_ ? " was marked ready outside ddp.backward() or before prepare_for_backward()"
         : is_unused(i) && graph_
             ? " is used, but was not in the first iteration: with static_graph all iterations "
               "use the same parameters; turn it off and find_unused on"

@@ -691,12 +691,12 @@ MUTATIONS = [
     ),
     Mutation(
         "autograd-reads-buffers-of-another-rank", "interop/torch.hpp",
-        "value.unsafeGetTensorImpl()->bump_version();", "",
+        "now().unsafeGetTensorImpl()->bump_version();", "",
         "interop/torch_buffers.test.cpp", "libtorch refuses to read what a pass saved*",
     ),
     Mutation(
         "buffers-that-were-sent-before-the-pass-count-as-overwritten", "interop/torch.hpp",
-        "if (buffer_sync_ == BufferSync::after_forward && ", "if (buffer_sync_ && ",
+        "if (buffer_sync_ == BufferSync::after_forward) {", "if (buffer_sync_) {",
         "interop/torch_buffers.test.cpp", "autograd reads a buffer as the pass saw it*",
     ),
     Mutation(

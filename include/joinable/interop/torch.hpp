@@ -146,7 +146,7 @@ struct TorchBuffer {
         Storage storage;
         std::int64_t changes;
     };
-    std::optional<Version> before_pass = {};
+    std::optional<Version> before_pass = {}; ///< if ranks send it after the pass
 
     /// Undefined if there is None.
     [[nodiscard]] at::Tensor now() const {
@@ -180,22 +180,22 @@ struct TorchBuffer {
                       : TorchIdentity{tensor.unsafeGetTensorImpl(), 0};
     }
 
-    void begin_pass() {
-        at::Tensor const value = now();
-        before_pass.reset();
-        if (value.defined() && value.has_storage() && !value.is_inference()) {
-            before_pass = Version{value.storage().getWeakStorageImpl(), value._version()};
-        }
-    }
+    void begin_pass() { before_pass = version(); }
     /// Called before ranks take another rank's value, which libtorch does not see. A buffer that the pass has changed
     /// in place counts as changed once more: autograd then refuses to read what it saved of it.
     void expect_write() const {
-        at::Tensor const value = now();
-        if (before_pass && value.defined() && value.has_storage() &&
-            before_pass->storage == value.storage().getWeakStorageImpl() &&
-            before_pass->changes != value._version()) {
-            value.unsafeGetTensorImpl()->bump_version();
+        std::optional<Version> const last = version();
+        if (before_pass && last && before_pass->storage == last->storage &&
+            before_pass->changes != last->changes) {
+            now().unsafeGetTensorImpl()->bump_version();
         }
+    }
+    /// None for what libtorch does not count the changes of.
+    [[nodiscard]] std::optional<Version> version() const {
+        at::Tensor const value = now();
+        return value.defined() && value.has_storage() && !value.is_inference()
+                   ? std::optional{Version{value.storage().getWeakStorageImpl(), value._version()}}
+                   : std::nullopt;
     }
 };
 
@@ -920,8 +920,10 @@ public:
         }
         if (this->trains(notice)) {
             require_watched();
-            for (TorchBuffer& one : buffers_) {
-                one.begin_pass();
+            if (buffer_sync_ == BufferSync::after_forward) {
+                for (TorchBuffer& one : buffers_) {
+                    one.begin_pass();
+                }
             }
         }
         if constexpr (std::is_void_v<std::invoke_result_t<Pass>>) {
@@ -1154,7 +1156,7 @@ private:
                 "the reduction of this backward pass could not begin, as its first error says"
             };
         }
-        if (buffer_sync_ == BufferSync::after_forward && this->stage_ == Stage::forward) {
+        if (this->stage_ == Stage::forward) { // ranks will send them
             for (TorchBuffer const& one : buffers_) {
                 one.expect_write();
             }

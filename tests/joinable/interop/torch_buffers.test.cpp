@@ -7,7 +7,6 @@
 #include <torch/script.h>
 #include <torch/torch.h> // before doctest: both have a macro CHECK
 
-#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include <doctest/doctest.h>
 
 #include <support/ranks.hpp>
+#include <support/torch_small_net.hpp>
 
 #include <joinable/interop/torch_sharded.hpp>
 
@@ -23,6 +23,7 @@ namespace {
 using joinable::BufferSync;
 using joinable::ThreadCommunicator;
 using joinable_tests::run_ranks;
+using joinable_tests::small_net::refusal;
 using torch::Tensor;
 
 Tensor scalar(double value) {
@@ -71,18 +72,6 @@ double expected_gradient(int world, int passes) {
     return sum / world;
 }
 
-/// The text of libtorch's refusal, if it refuses.
-template <class Pass>
-std::string text_of(Pass const& pass) {
-    try {
-        pass();
-    } catch (std::exception const& error) {
-        return error.what();
-    }
-    return {};
-}
-char const* const refusal = "modified by an inplace operation";
-
 void check_trains(ThreadCommunicator& comm, Gain& model, auto& ddp) {
     for (int passes = 1; passes <= 3; ++passes) {
         model->zero_grad();
@@ -114,9 +103,9 @@ TEST_CASE("libtorch refuses to read what a pass saved of a buffer that is sent a
     run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& all) {
         auto const check_refused = [&](auto const& train) {
             ThreadCommunicator comm = all.split(0, all.rank()); // what goes wrong ends with it
-            std::string const text = text_of([&] { train(comm); });
+            std::string const text = refusal([&] { train(comm); });
             CAPTURE(text);
-            CHECK(text.find(refusal) != std::string::npos);
+            CHECK(text.find("modified by an inplace operation") != std::string::npos);
         };
         check_refused([](ThreadCommunicator& comm) {
             Gain model;
